@@ -211,6 +211,65 @@ def test_ways_to_write_it_by_hand(meet, measured_by):
         assert layer.fault is None
 
 
+PIECES, MANY = 2, 16  # of so many tokens: landmarks
+FOURTH = EACH**-0.25
+FOLLOWED = {  # linear over the tokens: what multiplied q and k multiplies their landmarks
+    "mean": lambda x: x.unflatten(-2, (PIECES, -1)).mean(-2),
+    "sum, divided": lambda x: x.unflatten(-2, (PIECES, -1)).sum(-2) / (MANY // PIECES),
+    "permuted": lambda x: x.mT.unflatten(-1, (PIECES, -1)).sum(-1).mT / (MANY // PIECES),
+    "all": lambda x: x.mean(-2, keepdim=True),
+    "pool": lambda x: F.avg_pool1d(x.mT.flatten(0, 1), PIECES).unflatten(0, (-1, HEADS)).mT,
+    "largest": lambda x: F.max_pool1d(x.mT.flatten(0, 1), PIECES).unflatten(0, (-1, HEADS)).mT,
+}
+LOST = {
+    "by its own sum": lambda x: x / x.sum(-2, keepdim=True),
+    "running sum": lambda x: x.cumsum(-2),
+    "transform": lambda x: torch.fft.fft(x, dim=-2).real,
+    "product": lambda x: torch.ones(3, x.shape[-2]).type_as(x) @ x,
+    "sines": lambda x: x.sin(),
+}
+
+
+def landmarks(way, call, root):
+    def meet(q, k, v):
+        q, k, v = (part[..., :MANY, :] for part in (q, k, v))
+        q, k, v = (way(part * root if root else part) for part in (q, k, v))
+        return call(q, k, v).mean(-2, keepdim=True).expand(-1, -1, LENGTH, -1)
+
+    return meet
+
+
+CALLS = {
+    "by hand": lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
+    "sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.0),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("way", FOLLOWED.values(), ids=FOLLOWED)
+def test_averages_of_tokens_keep_their_factors(way, call):
+    case = stack(landmarks(way, call, FOURTH), ROOT, None)
+    with torch.no_grad():
+        layers = audited(case.model, case.run)
+    for layer in layers:
+        assert (layer.rule, layer.fault) == ("sqrt_dk", None)
+        assert layer.applied == in_float64(ROOT)
+        assert "could not be followed" not in layer.says
+
+
+@pytest.mark.parametrize("root", [FOURTH, None], ids=["scaled before", "no scale"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("way", LOST.values(), ids=LOST)
+def test_a_scale_that_could_not_be_followed_is_not_1(way, call, root):
+    case = stack(landmarks(way, call, root), ROOT, None)
+    with torch.no_grad():
+        layers = audited(case.model, case.run)
+    for layer in layers:
+        assert (layer.rule, layer.applied) == (None, None)
+        assert "could not be followed" in layer.says
+
+
 def angles(length=LENGTH):
     return torch.outer(torch.arange(length) + 1.0, 10.0 ** -torch.arange(EACH // 2))  # (L, E / 2)
 

@@ -78,14 +78,16 @@ def applied(call: AttentionCall) -> Applied:
     norms = None
     if query is not None and key is not None and query.norm is not None and key.norm is not None:
         norms = query.norm * _gains(query), key.norm * _gains(key)
+    followed = query is not None and key is not None
+    known = inner is not None and (followed or not same(outer * inner, 1.0))  # or something before it applied one
     return Applied(
-        number=None if inner is None else outer * inner,
+        number=outer * inner if known and inner is not None else None,
         measured_by=by,
         factors=(*before, *(own or ())),
         call=inner,
         at_product=1.0 if call.product and call.by_sdpa else inner,
         norms=norms,
-        followed=query is not None and key is not None,
+        followed=followed,
     )
 
 

@@ -45,6 +45,11 @@ class MeasuredScale:
     keys: float | None = None  # visible to a row, on average
 
     @property
+    def lost(self) -> bool:
+        """Whether the call itself applies no scale, and what came before it could not be followed."""
+        return self.applied is None and not self.followed and self.argument is not None
+
+    @property
     def without_rotary(self) -> float | None:
         """The scale applied, without the factor of the rotary embedding: what a rule or a setting is about."""
         return None if self.applied is None else self.applied / self.stretch
@@ -129,7 +134,7 @@ def _fault(scale: MeasuredScale, rule: str | None, after: float | None) -> str |
         return None if scale.by_design else "shrunk"
     number = scale.without_rotary
     if number is None:
-        return None
+        return _without_scale(scale, 1.0) if scale.lost else None
     if scale.declared is not None and scale.declared.firm and close(number, scale.declared.number):
         return None  # as intended
     if _twice(scale):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...scale import RULES
 from .judge import MeasuredScale, ScaleVerdict, close, inverse_of, limit, rule_of
 
+LOST = "The call applies no scale, and what happened to q and k before it could not be followed"
 ALIGNED = 0.25  # this far from 1, a ratio of spreads is not chance at the sizes that models have
 
 
@@ -17,6 +18,11 @@ def explain(scale: MeasuredScale, verdict: ScaleVerdict) -> tuple[str, str]:
 
 def _fine(scale: MeasuredScale, rule: str | None, after: float | None) -> str:
     number = scale.applied
+    if scale.lost:
+        return (
+            "The scale is not known: the call itself multiplies q·k by nothing, and what happened to q and k between their "
+            "projections and the call could not be followed."
+        )
     if number is None:
         return "The scale could not be measured: between q·k and the softmax the scores are changed by more than one factor."
     shown = f"{number:.4g}" if scale.varies is None else f"{scale.varies[0]:.4g} to {scale.varies[1]:.4g}"
@@ -96,8 +102,9 @@ def _says_ignored(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
 
 
 def _says_uncontrolled(scale: MeasuredScale, after: float | None) -> tuple[str, str]:
-    bare = scale.applied is not None and close(scale.applied, 1.0)
-    opening = "No scale and no QK-norm" if bare else f"q·k is multiplied by {scale.applied:.4g}, without QK-norm"
+    opening = f"q·k is multiplied by {scale.applied:.4g}, without QK-norm" if scale.applied is not None else LOST
+    if scale.applied is not None and close(scale.applied, 1.0):
+        opening = "No scale and no QK-norm"
     return (
         f"{opening}: the logit std is {scale.logit_std:.3g}, above √(2 ln n) = {limit(scale.keys or 1.0):.3g} for the "
         f"{scale.keys:.0f} keys a row sees, where a softmax freezes on one key.",

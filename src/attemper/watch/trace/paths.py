@@ -15,6 +15,9 @@ SAME = 3e-3
 """Numbers this close are equal: bfloat16 keeps 8 bits, and a cos² + sin² computed from it is off by less than this."""
 
 
+SUMMED = "summed over tokens"
+
+
 @dataclass(frozen=True)
 class Factor:
     """One multiplication, described by `what`. `low` and `high` if it is not one number: per head, per row, per channel.
@@ -67,9 +70,12 @@ class FactorPath:
     mixed: bool = False  # scores of several heads were added: no single factor is theirs
 
     def times(self, factor: Factor) -> FactorPath:
-        return (
-            self if same(factor.number, 1.0) and not factor.varies else replace(self, factors=(*self.factors, factor))
-        )
+        if same(factor.number, 1.0) and not factor.varies:
+            return self
+        last = self.factors[-1] if self.factors else None
+        if last is not None and last.what == SUMMED and same(last.number * factor.number, 1.0) and not factor.varies:
+            return replace(self, factors=self.factors[:-1])  # a sum that is divided by its number is an average
+        return replace(self, factors=(*self.factors, factor))
 
     def rotated(self) -> FactorPath:
         """The same with its rotation ended, which is no factor unless cos and sin were scaled (YaRN)."""

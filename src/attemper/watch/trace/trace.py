@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -23,7 +24,7 @@ from ..routes.sdpa import PLAIN, SDPA
 from .cuts import joined_rows, split, turned
 from .factors import few, multiplied, rms
 from .hiding import Hiding
-from .paths import Factor, FactorPath, Rotation, Traced, joined
+from .paths import SUMMED, Factor, FactorPath, Rotation, Traced, joined
 
 if TYPE_CHECKING:
     from ..routes.handwritten.chain import Chain
@@ -34,8 +35,11 @@ COPIES = {
     *("roll", "repeat_interleave", "expand", "index_select", "index", "gather", "stack", "slice_scatter"),
     *("select_scatter", "neg", "masked_fill", "where", "native_dropout", "dropout", "constant_pad_nd", "nan_to_num"),
     *("tril", "triu", "tanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
+    *("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+    *("max_pool1d", "max_pool2d_with_indices", "max_pool3d_with_indices", "upsample_nearest1d", "upsample_nearest2d"),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d"),
 }
-"""The numbers stay the same, or are moved, hidden or bounded."""
+"""The numbers stay the same, or are moved, hidden, bounded or averaged."""
 
 WEIGHING = SOFTMAXES | LOG_SOFTMAXES
 WRITES = {"copy": 1, "slice_scatter": 1, "index_put": 2}
@@ -94,7 +98,7 @@ class Trace:
         """What is known of a call that is being measured."""
         query, key = call.query, call.key
         if not call.product:
-            self.last = Traced(self._ended(query), self._ended(key))
+            self.last = Traced(self._factor(query), self._factor(key))
             if call.value is not None:
                 self._cut(self.last, call.value)
         else:
@@ -138,7 +142,8 @@ class Trace:
             elif name in WRITES and len(args) > WRITES[name]:
                 self._written(args[0], args[WRITES[name]], result)
             elif name in LENGTHS:
-                self._measured(args, out)
+                if not self._reduced(name, args, result):
+                    self._measured(args, out)
             elif name in SIZES:
                 self._copied(name, args, result)
             if self.products and self.products.has(result):
@@ -231,10 +236,15 @@ class Trace:
         if name == LINEAR or any(map(self.chain.is_parameter, (left, right))):
             self._projected(left if self.products.has(left) else right, result)
             return
-        sides = tuple(self._ended(tensor) for tensor in (left, right))
+        sides = tuple(self._factor(tensor) for tensor in (left, right))
         self.products.put(result, (sides[0], sides[1]))
         alpha = kwargs.get("alpha", 1.0) if name in ("baddbmm", "addmm") else 1.0
         self.paths.put(result, FactorPath().times(Factor("by the product itself (alpha)", float(alpha))))
+
+    def _factor(self, tensor: Tensor) -> FactorPath | None:
+        """The path of a factor of a product; None for a product of other tensors, whose own path began with it."""
+        path = self._ended(tensor)
+        return path if path is None or path.mixed or not self.products.has(tensor) else None
 
     def _met(self, traced: Traced, values: object) -> None:
         """What multiplies all values multiplies the output, as if it came after the softmax."""
@@ -327,6 +337,20 @@ class Trace:
             path = self.path(into)
         if path is not None and not part_of_it:
             self.paths.put(result, path)
+
+    def _reduced(self, name: str, args: tuple[Any, ...], result: Tensor) -> bool:
+        """Whether an op averaged or added up tokens, and not the entries of each: what multiplied them multiplies the result."""
+        path = self.path(args[0]) if isinstance(args[0], Tensor) and not self._is_length(args[0]) else None
+        if path is None or name not in ("mean", "sum") or len(args) < 2 or not args[1]:
+            return False
+        whole, axes = args[0].shape, [axis % args[0].dim() for axis in args[1]]
+        if any(args[0].stride(axis) == 1 < whole[axis] for axis in axes):
+            return False  # a projection leaves the entries of a token side by side
+        path = path.rotated()
+        if name == "sum":  # as many times the average
+            path = path.times(Factor(SUMMED, float(prod(whole[axis] for axis in axes))))
+        self.paths.put(result, path)
+        return True
 
     def _measured(self, args: tuple[Any, ...], out: Any) -> None:
         """A reduction of a followed tensor gives the lengths of its vectors."""

@@ -29,8 +29,8 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Place:
-        size = tensor.untyped_storage().nbytes() // tensor.element_size()
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), size)
+        size = int(tensor.untyped_storage().nbytes()) // tensor.element_size()
+        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), size)
 
     @property
     def starts(self) -> list[int]:
