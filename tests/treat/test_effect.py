@@ -242,7 +242,7 @@ REFUSED = {
     **dict.fromkeys(
         [Relative, RelativeByProduct, RelativeOnBothSides, RelativeAsMask], "a term of its logits holds q without k"
     ),
-    Sliced: "which part of q belongs to which head is not known",
+    Sliced: "it attends several times in a pass",
     SlicedInPairs: "it attends several times in a pass",
     SeveralLayers: "it attends several times in a pass",
 }

@@ -126,7 +126,9 @@ def find_layer(
         return refused(
             none, "a traced graph does not say which layer it is. Find the projections of the model that was traced"
         )
-    if made is None or not call.heads_known or call.some_heads is not None:
+    if call.some_heads is not None:
+        return refused(none, "it attends several times in a pass, to some of its heads each time")
+    if made is None or not call.heads_known:
         return refused(none, "which part of q belongs to which head is not known")
     if not made.query.requires_grad and not made.key.requires_grad and made.gain is None:
         return refused(none, FROZEN.format(module=_name(around[0][0])) if _is_frozen(around[0][0]) else NO_GRAPH)

@@ -74,12 +74,13 @@ def projects(module: nn.Module) -> bool:
     return hasattr(module, "in_features") or hasattr(module, "nf")
 
 
-def weighs_channels(module: nn.Module) -> bool:
-    """Whether it has a weight for every entry of the last dimension: a projection, or a norm of vectors with gains."""
-    if projects(module):
-        return True
-    named = "norm" in type(module).__name__.lower() and not isinstance(module, (_NormBase, nn.GroupNorm))
-    return named and isinstance(getattr(module, "weight", None), Tensor)
+def weighed_dimension(module: nn.Module) -> int | None:
+    """The dimension for every entry of which it has a weight: the last of a projection and of a norm of vectors with gains, the
+    channels of a convolution and of a norm of them; None: it has no such weights."""
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, _NormBase, nn.GroupNorm)):
+        return 1
+    named = "norm" in type(module).__name__.lower() and isinstance(getattr(module, "weight", None), Tensor)
+    return -1 if named or projects(module) else None
 
 
 class Traits(NamedTuple):

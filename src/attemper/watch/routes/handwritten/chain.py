@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...attach.running import Frame, projects, running, weighs_channels
+from ...attach.running import Frame, projects, running, weighed_dimension
 from ...attach.storages import Storages, address
 from ...call import AttentionCall, Facts
 from ..exchanged import follow_collective
@@ -98,9 +98,12 @@ class Chain:
     def carry(self, source: Tensor, made: Tensor, module: nn.Module) -> None:
         """A module whose ops are not followed made one tensor of another; talking heads mix scores or weights by a Linear."""
         scores = self.scores.get(source) if self.scores else None
-        if scores is not None and weighs_channels(module) and not scores.are_across(source, -1):
+        weighed = weighed_dimension(module) if scores is not None else None
+        if scores is not None and weighed is not None and source.dim() > 1 and not scores.are_across(source, weighed):
             self.scores.drop(made)
             scores = None
+        elif weighed is None and next(module.children(), None) is not None:
+            scores = None  # those in it were asked
         if scores is not None:
             self.scores.put(made, replace(scores.without_added_values(), scale=None, strided=False, steps=None))
         elif self.weights and (weights := self.weights.get(source)) is not None:
