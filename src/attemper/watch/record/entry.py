@@ -55,6 +55,18 @@ class Entry(NamedTuple):
         gradients = None if self.gradients is None else self.gradients[rows]
         return Entry(self.step, self.layer, self.kind, names, summary, gradients)
 
+    def beside(self, other: Entry) -> Entry:
+        """The same layer and step, with the heads of both, in order."""
+        both = (*self.heads, *other.heads)
+        order = sorted(range(len(both)), key=both.__getitem__)
+        one, two = self.summary, other.summary
+        parts = [(one.sums, two.sums), (one.peaks, two.peaks), (one.largest_scores, two.largest_scores)]
+        summary = HeadSummary(one.columns, *(torch.cat(part)[order] for part in parts))
+        gradients = None
+        if self.gradients is not None and other.gradients is not None:
+            gradients = torch.cat([self.gradients, other.gradients])[order]
+        return Entry(self.step, self.layer, self.kind, tuple(both[place] for place in order), summary, gradients)
+
     def join(self, other: Entry) -> Entry:
         """The same layer and step, with the rows of both."""
         if self.summary.columns != other.summary.columns:

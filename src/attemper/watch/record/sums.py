@@ -82,6 +82,8 @@ class StepAccumulator:
             if layer is None:
                 layer = layers[place] = LayerSums(facts)
             layer.facts = facts
+            if call is not None and call.some_heads is not None:
+                layer.facts = replace(facts, heads=call.module_heads or facts.heads)
             if summary is not None:
                 self.calls += 1
                 if isinstance(summary, UnfoldedRows):
@@ -171,7 +173,22 @@ class StepAccumulator:
             facts[name, kind] = replace(layer.facts, local=True) if name in self.local else layer.facts
             if layer.summary is not None:
                 entries.append(Entry(step, name, kind, heads, layer.summary, sums))
-        return entries, facts
+        return _joined(entries), facts
+
+
+def _joined(entries: list[Entry]) -> list[Entry]:
+    """The entries, with those of different heads of a layer as one: heads that were computed apart."""
+    found: dict[tuple[str, str], Entry] = {}
+    others: list[Entry] = []
+    for entry in entries:
+        first = found.setdefault((entry.layer, entry.kind), entry)
+        if first is entry:
+            continue
+        if {*first.heads} & {*entry.heads} or first.summary.columns != entry.summary.columns:
+            others.append(entry)  # calls that differ in their heads
+        else:
+            found[entry.layer, entry.kind] = first.beside(entry)
+    return [*found.values(), *others]
 
 
 def _join(layers: LayersByPlace, later: LayersByPlace) -> None:
