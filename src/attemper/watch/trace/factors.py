@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .paths import Factor, Rotation, same
+from .paths import SUMMED, Factor, Rotation, same
 
 
 def multiplied(name: str, value: object, learned: bool) -> Factor | Rotation | None:
@@ -39,6 +40,19 @@ def multiplied(name: str, value: object, learned: bool) -> Factor | Rotation | N
     if learned:
         return Factor("multiplied by learned weights per channel", rms(value), low, high, counts=False, learned=True)
     return Rotation(rms(few(value)) ** (-2 if invert else 2))
+
+
+def averaged(name: str, args: tuple[Any, ...]) -> Factor | None:
+    """The factor of an op that averages tokens, or adds them up, as many times the average.
+
+    None: it is another op, or reduces their entries, which a projection leaves side by side.
+    """
+    if name not in ("mean", "sum") or len(args) < 2 or not args[1]:
+        return None
+    tensor, axes = args[0], [axis % args[0].dim() for axis in args[1]]
+    if any(tensor.stride(axis) == 1 < tensor.shape[axis] for axis in axes):
+        return None
+    return Factor(SUMMED, 1.0 if name == "mean" else float(math.prod(tensor.shape[axis] for axis in axes)))
 
 
 def rms(tensor: Tensor) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -22,9 +21,9 @@ from ..call import AttentionCall
 from ..routes.handwritten.op_names import LINEAR, LOG_SOFTMAXES, PRODUCTS, SOFTMAXES, op_name
 from ..routes.sdpa import PLAIN, SDPA
 from .cuts import joined_rows, split, turned
-from .factors import few, multiplied, rms
+from .factors import averaged, few, multiplied, rms
 from .hiding import Hiding
-from .paths import SUMMED, Factor, FactorPath, Rotation, Traced, joined
+from .paths import Factor, FactorPath, Rotation, Traced, joined
 
 if TYPE_CHECKING:
     from ..routes.handwritten.chain import Chain
@@ -142,8 +141,7 @@ class Trace:
             elif name in WRITES and len(args) > WRITES[name]:
                 self._written(args[0], args[WRITES[name]], result)
             elif name in LENGTHS:
-                if not self._reduced(name, args, result):
-                    self._measured(args, out)
+                self._measured(name, args, out, result)
             elif name in SIZES:
                 self._copied(name, args, result)
             if self.products and self.products.has(result):
@@ -338,22 +336,13 @@ class Trace:
         if path is not None and not part_of_it:
             self.paths.put(result, path)
 
-    def _reduced(self, name: str, args: tuple[Any, ...], result: Tensor) -> bool:
-        """Whether an op averaged or added up tokens, and not the entries of each: what multiplied them multiplies the result."""
+    def _measured(self, name: str, args: tuple[Any, ...], out: Any, result: Tensor) -> None:
+        """A reduction of a followed tensor averages or adds up its vectors, or gives their lengths."""
         path = self.path(args[0]) if isinstance(args[0], Tensor) and not self._is_length(args[0]) else None
-        if path is None or name not in ("mean", "sum") or len(args) < 2 or not args[1]:
-            return False
-        whole, axes = args[0].shape, [axis % args[0].dim() for axis in args[1]]
-        if any(args[0].stride(axis) == 1 < whole[axis] for axis in axes):
-            return False  # a projection leaves the entries of a token side by side
-        path = path.rotated()
-        if name == "sum":  # as many times the average
-            path = path.times(Factor(SUMMED, float(prod(whole[axis] for axis in axes))))
-        self.paths.put(result, path)
-        return True
-
-    def _measured(self, args: tuple[Any, ...], out: Any) -> None:
-        """A reduction of a followed tensor gives the lengths of its vectors."""
+        tokens = None if path is None else averaged(name, args)
+        if path is not None and tokens is not None:
+            self.paths.put(result, path.rotated().times(tokens))
+            return
         if isinstance(args[0], Tensor) and (self.path(args[0]) is not None or self._is_length(args[0])):
             for part in out if isinstance(out, (tuple, list)) else (out,):
                 self.lengths.put(part, True)
