@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST = 4096  # matrices of one call that are looked at
 
 
-class Place(NamedTuple):
+class InMemory(NamedTuple):
     """Where the entries of a tensor are in its storage, which it does not keep alive."""
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     size: int  # of the storage, in entries
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Place:
+    def of(cls, tensor: Tensor) -> InMemory:
         size = int(tensor.untyped_storage().nbytes()) // tensor.element_size()
         return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), size)
 
@@ -45,8 +45,8 @@ class Place(NamedTuple):
 class Copy(NamedTuple):
     """A tensor that was made entry by entry, as q times a number is, and what it was made of."""
 
-    source: Place
-    made: Place
+    source: InMemory
+    made: InMemory
 
 
 def copy_of(source: Tensor, result: Tensor, before: Copy | None) -> Copy | None:
@@ -54,8 +54,8 @@ def copy_of(source: Tensor, result: Tensor, before: Copy | None) -> Copy | None:
     addresses = {address(source), address(result)}
     if source.shape != result.shape or 0 in addresses or len(addresses) < 2:
         return None
-    place = Place.of(source)
-    return Copy(before.source if before is not None and before.made == place else place, Place.of(result))
+    place = InMemory.of(source)
+    return Copy(before.source if before is not None and before.made == place else place, InMemory.of(result))
 
 
 def heads_beside(frames: tuple[Frame, ...], heads: int) -> int | None:
@@ -92,7 +92,7 @@ def _heads_in(query: Tensor, heads: int, called: tuple[int, int] | None, copied:
     """
     if query.dim() < 2 or prod(query.shape[:-2]) > MOST:
         return None
-    where = Place.of(query)
+    where = InMemory.of(query)
     starts = where.starts
     if copied is not None and copied.made.shape[-2:] == where.shape[-2:] and prod(copied.made.shape[:-2]) <= MOST:
         before = dict(zip(copied.made.starts, copied.source.starts, strict=True))
