@@ -63,8 +63,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 def internal_error(error: Exception) -> str:
     """What is said of an exception in attemper's own code that must not end a training. ATTEMPER_STRICT=1 raises it."""
+    if out_of_memory(error):
+        return "there was not enough memory"
     if os.environ.get("ATTEMPER_STRICT") == "1":
         raise error
+    if isinstance(error, AttemperError):
+        return str(error).removesuffix(".")
     place, trace = "", error.__traceback__
     while trace is not None:  # the innermost line of attemper's
         file = Path(trace.tb_frame.f_code.co_filename)

@@ -247,7 +247,9 @@ def _before_rounding(shard: Attended) -> Tensor:
     if low is None or low.dtype != torch.int8 or low.shape != (*output.shape[:-1], 2 * output.shape[-1]):
         return wide
     exact = unrounded(output.detach(), low.contiguous().view(torch.int16))
-    return wide + (exact - wide.detach())  # both steps are exact
+    lost = exact - wide.detach()  # exact, and so is the sum
+    known = (exact.to(output.dtype) == output.detach()) & lost.isfinite()  # not where the output was changed since
+    return wide + lost.masked_fill(~known, 0.0)
 
 
 def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:

@@ -105,3 +105,21 @@ def test_of_equal_peaks_the_first_that_is_listed_has_the_gradient(order):
     parts = [attemper.measure(q, k[:, 2 * place : 2 * place + 2]) for place in order]
     attemper.merge(parts).peak.sum().backward()
     assert k.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [2 * order[0]]
+
+
+def test_an_output_that_was_changed_is_merged_as_it_is():
+    """The bits that rounding took are those of the output that the call returned."""
+    q, k, v = (torch.randn(1, 2, 8, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    hidden = torch.rand(1, 2, 8, 1) > 0.5
+    parts = [attemper.attention(q, k[:, :, i : i + 4], v[:, :, i : i + 4]) for i in (0, 4)]
+    changed = [attemper.Attended(part.output.masked_fill(hidden, 0), part.vitals) for part in parts]
+    merged = attemper.merge(changed).output
+    assert merged.masked_select(hidden).eq(0).all()
+    assert torch.equal(merged.masked_select(~hidden), attemper.merge(parts).output.masked_select(~hidden))
+
+
+def test_an_infinite_value_stays_infinite():
+    q, k, v = (torch.randn(1, 1, 8, 4, dtype=torch.bfloat16) for _ in range(3))
+    v[..., 0] = torch.inf
+    parts = [attemper.attention(q.requires_grad_(), k[:, :, i : i + 4], v[:, :, i : i + 4]) for i in (0, 4)]
+    assert attemper.merge(parts).output[..., 0].eq(torch.inf).all()

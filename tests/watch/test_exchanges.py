@@ -327,7 +327,10 @@ def test_the_file_says_it_and_nothing_is_clipped_or_merged_by_it(place, found, c
 
 def test_a_monitor_goes_on_without_its_clip(found):
     (sentence,) = found["monitor"]["told"]
-    assert "attemper: no head is clipped: qk_clip(): the heads of '0' in this record are those of one rank" in sentence
+    said = (
+        "attemper: no head is clipped from step 0 on: qk_clip(): the heads of '0' in this record are those of one rank"
+    )
+    assert said in sentence
 
 
 def test_rows_that_no_wrapper_joins_are_local(found):

@@ -316,3 +316,33 @@ def test_an_examiner_that_fails_takes_nothing_from_the_others():
         watch.model(torch.randn(2, 5, 16))
     assert sees.seen == ["0", "1"] == watch.record.layers
     assert all("Fails found nothing: an error inside attemper, LookupError" in note for note in watch.record.notes)
+
+
+def test_where_warnings_are_errors_every_watch_has_its_note(recwarn):
+    class Nested(nn.Module):
+        def forward(self, x):
+            packed = torch.nested.nested_tensor([x[0], x[1, :3]])
+            return torch.softmax(packed, -1).to_padded_tensor(0.0)
+
+    model, x = nn.Sequential(Block(), Nested()), torch.randn(2, 5, 16)
+    expected = model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*nested tensors.*")
+        with attemper.watch(model) as first, attemper.watch(model) as second:
+            assert torch.equal(model(x), expected)
+    assert first.record.notes == second.record.notes
+    assert len(first.record.notes) == 1
+    assert "inside attemper" not in first.record.notes[0]
+
+
+def test_memory_that_is_not_enough_is_said():
+    class Hungry(Examiner):
+        def look(self, call, vitals, rows):
+            raise MemoryError
+
+    model = ROUTES["sdpa"]()
+    with attemper.watch(model, examiners=[Hungry()]) as watch:
+        model(torch.randn(2, 5, 16))
+    assert all("there was not enough memory" in note for note in watch.record.notes)
+    assert watch.record.notes

@@ -74,7 +74,8 @@ def drop_failed(watch: Watch, here: bool = False) -> None:
 
 def settle(watch: Watch, goes_on: bool) -> None:
     """Decide what counts of the passes that did not end: a step ends now. Those that raised do not if the training goes on."""
-    if goes_on:
+    # passes that are all that a block has may have been stopped on purpose, by an exception
+    if goes_on and (watch._sums.layers or watch._steps_ended):
         drop_failed(watch)
     watch._sums.settle()
 

@@ -16,6 +16,7 @@ from .pipes import Progress
 
 MEMORY = 4 * 2**30  # bytes, beyond what this process holds
 SECONDS = 60.0
+EVERY = 5.0  # seconds between two words of progress
 TOO_MUCH = 3  # the exit code of a child that had no memory left
 
 
@@ -24,9 +25,10 @@ def attempt(work: Callable[[], object], what: str, progress: Progress) -> None:
 
     Only on Linux: elsewhere memory is not limited by the system, or a fork of a process with threads is not safe.
     """
+    progress(what)
     if sys.platform != "linux":
         return
-    began, status = time.monotonic(), None
+    began, told, status = time.monotonic(), 0.0, None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which this child does not wait for
         child = os.fork()
@@ -38,7 +40,9 @@ def attempt(work: Callable[[], object], what: str, progress: Progress) -> None:
             if done:
                 break
             status = None
-            progress(what)
+            if passed - told > EVERY:
+                told = passed
+                progress(what)
             time.sleep(min(0.05, 0.001 + passed / 10))
     finally:
         if status is None:  # out of time, or Ctrl-C

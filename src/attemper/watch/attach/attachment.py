@@ -215,8 +215,9 @@ class Attachment:
     def failed(self, error: Exception) -> None:
         """An exception in attemper's own code, while an op or a call of the model was looked at: only that is missing."""
         reason = reason_of(error)
-        with suppress(Warning):  # where warnings are errors, the note is there already
-            self.unmeasured(tuple(running.frames), reason)
+        if not isinstance(error, Warning):  # where warnings are errors, its note is there already
+            with suppress(Warning):
+                self.unmeasured(tuple(running.frames), reason)
 
     def give_up(self, error: Exception, module: nn.Module | None = None) -> None:
         """The same while a pass was followed: nothing more of it is measured, and the model runs on."""
@@ -235,8 +236,8 @@ class Attachment:
         reason = f"{reason_of(error)}. The rest of this pass is not measured"
         names = [name for frame in reversed(frames) if (name := self.name_of(id(frame.module))) is not None]
         name = (self.name_of(id(module)) if module is not None else None) or (names[0] if names else "")
-        with suppress(Warning):
-            for observer in self.observing(current):
+        for observer in self.observing(current):
+            with suppress(Warning):
                 observer.add_unmeasured(name, reason)
 
     def _has_given_up(self) -> bool:
@@ -348,10 +349,16 @@ class Attachment:
             frame.accounted = True
         if running.current is not None:
             running.current.spoil()
+        raised: Warning | None = None
         for observer in self.observing(running.current):
             name = name_in(observer, frames)
-            if name is not None:
-                observer.add_unmeasured(name, reason)
+            try:
+                if name is not None:
+                    observer.add_unmeasured(name, reason)
+            except Warning as warning:  # where warnings are errors; other watches are told too
+                raised = warning
+        if raised is not None:
+            raise raised
 
 
 attachment = Attachment()

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from ..call import AttentionCall
     from ..session import Watch
 
-DATA_PARALLEL = re.compile(r"fsdp|fully_shard|data_parallel|nn\.parallel|\.zero\.|nn\.modules\.(_functions|batchnorm)")
+DATA_PARALLEL = re.compile(
+    r"torch\.(distributed\.(fsdp|_composable)|nn\.parallel|nn\.modules\.(_functions|batchnorm))\b"
+    r"|deepspeed\.runtime\.zero\b|fairscale\.nn\.data_parallel\b|megatron\.core\.distributed\b"
+)
 """Names of Python modules whose collectives carry parameters, buffers or statistics, not heads or rows."""
 GATHER = re.compile(r"all_?gather")
 
@@ -158,6 +161,6 @@ def _is_data_parallel() -> bool:
     for frame in python_frames(sys._getframe(1)):
         if frame.f_code is CALL:
             return False
-        if DATA_PARALLEL.search(frame.f_globals.get("__name__", "")) is not None:
+        if DATA_PARALLEL.match(frame.f_globals.get("__name__", "")) is not None:
             return True
     return False
