@@ -103,14 +103,19 @@ def test_any_damage_is_read_or_refused(lines, tmp_path):
     assert 0 < read < 200  # most damage is left out line by line; a header that is gone is refused
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1xxxx", b"PAR1" + b"\0" * 40 + b"PAR1"])
-def test_a_damaged_parquet_file(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", r"empty\. If the run has just begun, try again"),
+        (b"PAR1xxxx", r"not a Parquet file, or is damaged\. Read"),
+        (b"PAR1" + b"\0" * 40 + b"PAR1", r"not a Parquet file, or is damaged\. Read"),
+    ],
+)
+def test_a_damaged_parquet_file(tmp_path, content, says):
     pytest.importorskip("pyarrow")
     path = tmp_path / "run.parquet"
     path.write_bytes(content)
-    with pytest.raises(
-        InputError, match=r"^Record\.read\(\): '.*run\.parquet' is not a Parquet file, or is damaged\. Read"
-    ):
+    with pytest.raises(InputError, match=rf"^Record\.read\(\): '.*run\.parquet' is {says}"):
         attemper.Record.read(path)
 
 

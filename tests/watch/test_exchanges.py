@@ -15,6 +15,7 @@ from attemper.watch.routes.replace import check_known
 from close import in_float64
 
 RANK = """
+import functools
 import json, logging, warnings
 import torch, attemper, transformers
 import torch.distributed._functional_collectives as functional
@@ -393,6 +394,7 @@ def test_a_function_in_the_place_of_transformers_own_is_left(monkeypatch, kind, 
 def test_transformers_own_functions_are_known():
     model = nn.Module()
     model.config = transformers.LlamaConfig()
-    for name in ALL_ATTENTION_FUNCTIONS.keys() - {"paged|eager"}:  # its cache cannot be replaced either
+    for name in ("sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"):
         model.config._attn_implementation_internal = name
+        check_known("watch(): replace=True", model)
         check_known("watch(): replace=True", model)

@@ -29,7 +29,7 @@ def report(file: RecordFile, as_json: AsJson = False, output: PageFile = None, f
         note_progress("loading torch")
         from ..report import run
         from ..report.run_text import text
-        from ..watch.record.store import read
+        from ..watch.examine import read
 
         note_progress(f"reading {file.name}")
         with warnings.catch_warnings(record=True) as told:

@@ -75,8 +75,7 @@ def attend_plain(problem: Problem, names: tuple[str, ...], kernel: str, detached
     """Run a plain call on a native kernel; inside an autograd Function if a gradient is needed.
 
     Returns the output (None without values), then the named signs, then `lse_low` if lse is among them, and `output_low` if it is
-    known. With `detached`, the
-    signs of a call with values have no gradients, which takes less time and memory.
+    known. With `detached`, the signs of a call with values have no gradients, which takes less time and memory.
     """
     query, key, value, mask, gain = problem[:5]
     sign_bits = _bits_of(names)

@@ -23,6 +23,7 @@
     without_modes       run code that no watch and no other dispatch mode sees
     Entry               one layer of a record in one step
     check_path, to_path     the path of a file for a record, checked
+    read                a record from a file, for the function that the user called
     are_many, Ranks     whether there are several ranks, and the groups over which a watch joins them
     DataRanks, cut_over_heads    the ranks that run the same heads; a weight that is cut over ranks with other heads
 """
@@ -55,6 +56,7 @@ from .record.ranks import Ranks as Ranks
 from .record.ranks import are_many as are_many
 from .record.ranks import cut_over_heads as cut_over_heads
 from .record.store import check_path as check_path
+from .record.store import read as read
 from .record.store import to_path as to_path
 from .routes.exchanged import exchanged_before as exchanged_before
 from .routes.replace import FLOOR as FLOOR
