@@ -86,6 +86,37 @@ def test_the_signs_are_those_of_all_keys(meet, training):
     assert [note.removeprefix("Parts") for note in watch.record.notes] == said
 
 
+LEARNED = {
+    "as it is": lambda q, keys: q @ keys.mT,
+    "expanded": lambda q, keys: q @ keys.expand(len(q), -1, -1, -1).mT,
+    "repeated": lambda q, keys: q @ keys.repeat(len(q), 1, 1, 1).mT,
+    "scaled": lambda q, keys: (q @ keys.mT) * 8**-0.5,
+    "one for all heads": lambda q, keys: F.linear(q, keys[0]),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("scores", LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize("first", [False, True])
+def test_learned_keys_are_keys(scores, first):
+    """Beside the scores of tokens, those of a parameter are no sink."""
+
+    class Learned(Parts):
+        def forward(self, x):
+            q, k, v = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+            parts = [q @ k.mT, scores(q, self.keys)]
+            self.z = torch.cat(parts[::-1] if first else parts, -1)
+            weights = self.z.softmax(-1)
+            return (weights[..., MEMORY:] if first else weights[..., :LENGTH]) @ v
+
+    net, x = Learned(None), torch.randn(2, LENGTH, WIDTH)
+    net.keys = nn.Parameter(9 * torch.randn(HEADS, MEMORY, WIDTH // HEADS))
+    with torch.no_grad(), attemper.watch(net) as watch:
+        net(x)
+    assert [row["peak"] for row in watch.record.to_dicts()] == in_float64(net.z.amax((0, 2, 3)).tolist(), 100)
+    assert watch.record.notes == []
+
+
 def test_padding_among_them_is_left_out():
     hidden = torch.zeros(2, LENGTH, dtype=torch.bool)
     hidden[1, 7:] = True

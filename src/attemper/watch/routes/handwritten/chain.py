@@ -61,6 +61,9 @@ class Chain:
         self.scores: Storages[ScoreMatrix] = Storages()
         self.weights: Storages[WeightMatrix] = Storages()
         self.multiplied: Storages[float | None] = Storages()  # by which number, in the last op
+        self.learned: Storages[bool] = (
+            Storages()
+        )  # products with a parameter: scores of learned keys, if they join others
         self.copies: Storages[Copy] = Storages()
         self.triangles: Storages[bool] = Storages()  # lower triangles of ones, and masks made of them
         self.across: list[tuple[tuple[Waiting, ...], tuple[Frame, ...]]] = []  # multiplied over another dimension
@@ -122,7 +125,10 @@ class Chain:
         if self.scores and any(self._mix(*side, out) for side in sides):
             return
         # a parameter on the right makes it a linear layer; one on the left is a learned query
-        if self.is_parameter(right) or (running.frames and projects(running.frames[-1].module)):
+        projected = bool(running.frames) and projects(running.frames[-1].module)
+        if self.is_parameter(right) or projected:
+            if not projected and out.is_floating_point():
+                self.learned.put(out, True)
             self.sequences.put(out, self.sequences.of(left))
             return
         if left.dim() < 2 or (name == "mv" and self.is_parameter(left)) or not out.is_floating_point():
@@ -206,6 +212,8 @@ class Chain:
             return
         if (self.scores or self.weights) and self._keep(name, tensors, args, result):
             return
+        if self.learned and name in KEEPING and self.learned.has(tensors[0]):
+            self.learned.put(result, True)
         if name == "tril" and len(args) == 1:
             self.triangles.put(result, True)
             return
@@ -245,7 +253,9 @@ class Chain:
         if name == "cat" and all(tensor.shape[:-1] == result.shape[:-1] for tensor in tensors):
             parts = [(tensor, self.scores.get(tensor)) for tensor in tensors]
             if any(scores is not None for _, scores in parts):
-                self.scores.put(result, _with_places(side_by_side(parts, result), [scores for _, scores in parts]))
+                learned = [self.learned.has(tensor) for tensor in tensors]
+                together = side_by_side(parts, learned, result)
+                self.scores.put(result, _with_places(together, [scores for _, scores in parts]))
                 return True
             return False
         for tensor in tensors:

@@ -264,25 +264,33 @@ class ScoreMatrix:
             return scores.masked_fill_(logits <= HIDDEN_BIAS, -torch.inf), True
 
 
-def side_by_side(parts: Sequence[tuple[Tensor, ScoreMatrix | None]], result: Tensor) -> ScoreMatrix:
-    """Scores beside others, which are sinks or the keys of other products. Its q and k are those with a row for each key."""
-    found, place = [], 0
-    for tensor, scores in parts:
+def side_by_side(
+    parts: Sequence[tuple[Tensor, ScoreMatrix | None]], learned: Sequence[bool], result: Tensor
+) -> ScoreMatrix:
+    """Scores beside others, which are sinks or the keys of other products. Its q and k are those with a row for each key.
+
+    ``learned`` are the parts that are products of q and a parameter.
+    """
+    found, columns, place = [], [], 0
+    for (tensor, scores), with_parameter in zip(parts, learned, strict=True):
         width = tensor.shape[-1]
+        if scores is None and with_parameter:
+            columns.append((place, place + width))
         if scores is not None:
             wider = scores.after("cat", (), tensor, result)
             found.append((tensor, wider._widened(place, result.shape[-1] - width - place, tensor, result)))
         place += width
     first = next((one for tensor, one in found if tensor.shape[-1] == one.shape[0]), found[0][1])
     several = [one for _, one in found]
-    if len(several) == 1:
+    if len(several) == 1 and not columns:
         return first
+    columns += [product for one in several for product in one.products]
     return replace(
         first,
         scale=first.scale if all(one.scale == first.scale for one in several) else None,
         shift=None,  # what was subtracted from a part of a row, a softmax notices
         exponential=next((one.exponential for one in several if one.exponential), ""),
-        products=tuple(sorted({product for one in several for product in one.products})),
+        products=tuple(sorted({*columns})),
         added=tuple(added for one in several for added in one.added),
     )
 
