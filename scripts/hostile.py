@@ -67,7 +67,7 @@ STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 # what runs at a moment, by command: the signal comes when it is called
 LOADING = {
     "scan": "attemper.scan.command:load",
-    "report": "attemper.watch.record.store:read",
+    "report": "attemper.watch.examine:read",
     "explain": "attemper.explain:check",
     "claims": "attemper.lab.claims.claims:gather",
     "cards": "attemper.lab.claims.claims:gather",
