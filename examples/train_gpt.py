@@ -7,70 +7,38 @@ python examples/train_gpt.py --quick    one seed of 8 steps
 import contextlib
 import logging
 import sys
-import sysconfig
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from nanogpt import GPT, LENGTH, TEXT, batches
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 import attemper
 from attemper.integrations import monitor
 
-WIDTH, LAYERS, HEADS, LENGTH, BATCH, RATE, WARM = 64, 3, 1, 64, 16, 3e-2, 40
+RATE, WARM = 3e-2, 40
 SEEDS, STEPS = ((0,), 8) if "--quick" in sys.argv else ((0, 1, 2), 400)
 ARMS = ("untreated", "clip 30", "floor 0.3", "QK-norm")
 GAPS, HELD = (0.05, 0.1), 20  # nats above the twin, and for how many steps
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.before(x)
-        q, k, v = (made(h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for made in (self.q, self.k, self.v))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.mlp(self.between(x))
-
-
-class GPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
-
-    def forward(self, text: Tensor) -> Tensor:
-        return self.head(self.norm(self.blocks(self.bytes(text) + self.places.weight)))
-
-
-def train(arm: str, seed: int, data: Tensor, path: Path | None) -> tuple[list[float], attemper.Record]:
+def train(arm: str, seed: int, path: Path | None) -> tuple[list[float], attemper.Record]:
     """The loss of every step, smoothed, and the record of the watch."""
     torch.manual_seed(seed)
-    model, draw = GPT(), torch.Generator().manual_seed(seed)
-
-    def batch() -> Tensor:
-        starts = torch.randint(len(data) - LENGTH - 1, (BATCH,), generator=draw)
-        return torch.stack([data[start : start + LENGTH + 1] for start in starts])
-
+    model, texts = GPT(heads=1), batches(seed, STEPS)
     if arm == "QK-norm":
-        attemper.add_qk_norm(model, data[:LENGTH][None])
+        attemper.add_qk_norm(model, TEXT[: LENGTH + 1][None])
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.0)
     warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM))
     floored = attemper.floor(model, 0.3, 1.0) if arm == "floor 0.3" else contextlib.nullcontext()
     clip, every = (30.0, 1) if arm == "clip 30" else (None, 2)
     losses: list[float] = []
-    with floored, monitor(model, every=every, clip=clip, keep=STEPS, path=path) as watching:
-        for _ in range(STEPS):
-            text = batch()
-            loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+    with floored, monitor(model, every=every, clip=clip, keep_steps=STEPS, path=path) as watching:
+        for text in texts:
+            loss = model(text)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -93,13 +61,11 @@ def leaves(losses: list[float], twin: list[float], gap: float) -> int | None:
 
 if __name__ == "__main__":
     logging.getLogger("attemper").setLevel(logging.CRITICAL)  # the table tells it
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:150]
-    data = torch.tensor(bytearray(b"".join(file.read_bytes() for file in files)[:1_500_000]), dtype=torch.long)
     columns = ("arm", "seed", "end loss", "peak", "peak > 50", *(f"loss {gap} apart" for gap in GAPS))
     table = Table(*columns, box=box.SIMPLE_HEAD)
     leads: dict[float, list[int]] = {gap: [] for gap in GAPS}
     for seed in SEEDS:
-        runs = {arm: train(arm, seed, data, Path("run.jsonl") if (arm, seed) == (ARMS[0], 0) else None) for arm in ARMS}
+        runs = {arm: train(arm, seed, Path("run.jsonl") if (arm, seed) == (ARMS[0], 0) else None) for arm in ARMS}
         for arm, (losses, record) in runs.items():
             steps = [first(record, 50), *(leaves(losses, runs["QK-norm"][0], gap) for gap in GAPS)]
             peak = max(row["peak"] for row in record.filter(steps=record.steps[-1]).to_dicts())

@@ -45,7 +45,7 @@ def printed(language: str, code: str, namespace: dict[str, object]) -> str:
         return out.getvalue()
     from typer.testing import CliRunner
 
-    from attemper.cli import app
+    from attemper.cli.commands import app
 
     program, *arguments = shlex.split(code, comments=True)
     assert program == "attemper", code

@@ -1,26 +1,32 @@
-"""What the checks of a scan cost: its time with and without them, and the memory of --deep, on this machine.
+"""What the checks of a scan cost: its time with and without them, and the passes, time and memory of --deep, on this machine.
 
 `OMP_NUM_THREADS=1 python scripts/checks_cost.py` prints a line for the embedded model on a short and a long text, and for a
-hand-written model; then the passes, the time and the memory of --deep at 2,048 tokens.
+hand-written model; then, for models of four kinds, the processor time of a scan and of --deep in forward passes, and the largest
+memory of a forward, a scan and --deep, weights included. `--deep` prints these alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 import attemper
-from attemper import _memory
 from attemper.demo import embedded
 from attemper.scan.checks.examiner import AttentionChecks
+from attemper.scan.experiments.runner import Runner
 from attemper.watch.trace.trace import Trace
+from attemper_lab import memory
 
 ROUNDS = 15
 
@@ -85,7 +91,7 @@ def rise(scan: Callable[[], object]) -> int:
         scan()
         return ()
 
-    return _memory.rise(run, "cpu")[0]
+    return memory.rise(run, "cpu")[0]
 
 
 def main() -> None:
@@ -100,16 +106,55 @@ def main() -> None:
     for name, scan in cases.items():
         seconds, times = ratio(scan)
         print(f"{name}: {1000 * seconds:.0f} ms without checks, {100 * (times - 1):+.1f} % with them")
-    ids = torch.arange(2048)[None] % 997
-    for fused in (True, False):
-        deep = ByHand(fused)
-        bytes_before = rise(lambda deep=deep: attemper.scan(deep, ids, pictures=False))
-        bytes_deep = rise(lambda deep=deep: attemper.scan(deep, ids, pictures=False, deep=True))
-        how = "SDPA" if fused else "by hand"
+    deep()
+
+
+def deep() -> None:
+    """The passes, time and memory of --deep."""
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024}
+    sizes |= {"vocab_size": 1000, "max_position_embeddings": 4096}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=4))
+    padded = {"input_ids": torch.arange(404).view(2, 202) % 997, "attention_mask": torch.ones(2, 202, dtype=torch.long)}
+    cases: dict[str, tuple[nn.Module, Any]] = {
+        "MiniLM, 2 × 202 tokens": (embedded()[0], padded),
+        "Llama of 4 layers, 2 × 202 tokens": (llama, padded),
+        "SDPA, 1 × 2,048 tokens": (ByHand(fused=True), torch.arange(2048)[None] % 997),
+        "by hand, 1 × 1,024 tokens": (ByHand(), torch.arange(1024)[None] % 997),
+    }
+    for name, (model, batch) in cases.items():
+        scan = functools.partial(attemper.scan, model.eval(), batch, pictures=False)
+        forward = functools.partial(without_gradients, model, batch)
+        with mock.patch.object(Runner, "take", autospec=True, side_effect=Runner.take) as passes:
+            one, plain, all_of_it = (spent(run) for run in (forward, scan, functools.partial(scan, deep=True)))
+        held = sum(part.numel() * part.element_size() for part in (*model.parameters(), *model.buffers()))
+        most = [held + rise(run) for run in (forward, scan, functools.partial(scan, deep=True))]
+        count = passes.call_count // TIMES
         print(
-            f"{how}, 2,048 tokens: {bytes_before / 2**20:.0f} MiB for a scan, {bytes_deep / 2**20:.0f} MiB with --deep"
+            f"{name}: a scan takes {plain / one:.1f} forwards, --deep {all_of_it / one:.1f} ({count} passes of its own); "
+            f"{', '.join(f'{part / 2**20:.0f}' for part in most)} MiB for a forward, a scan and --deep",
+            flush=True,
         )
 
 
+TIMES = 3
+
+
+def spent(run: Callable[[], object]) -> float:
+    """The median processor time of a call."""
+    times = []
+    for _ in range(TIMES):
+        start = time.process_time()
+        run()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def without_gradients(model: nn.Module, batch: Any) -> object:
+    with torch.no_grad():
+        return model(**batch) if isinstance(batch, dict) else model(batch)
+
+
 if __name__ == "__main__":
-    main()
+    deep() if "--deep" in sys.argv else main()

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from attemper import demo
-from attemper.lab.training.language import VALIDATION, corpus, windows
+from attemper_lab.training.language import VALIDATION, corpus, windows
 
 HEADS, HEAD_DIM, LAYERS, INNER, LENGTH = 4, 64, 2, 64, 192
 WIDTH = HEADS * HEAD_DIM

@@ -1,12 +1,15 @@
 """Compile the Triton kernels for Ampere (sm_80, sm_86) and Hopper (sm_90) without a GPU, and look at what came out.
 
-Prints registers, local memory, shared memory and the instructions of the main loop for each score. Ends with 1 if a main loop of
-the forward on Hopper reads or writes local memory (registers did not suffice), or waits for each product (`WARPGROUP` as often as
-`HGMMA`), if one of the backward or of float32 uses it often, or if a kernel needs more shared memory than the card has.
+Prints registers, local memory, shared memory, seconds of one core (0 where Triton had it on disk: TRITON_CACHE_DIR) and the
+instructions of the main loop for each score. Ends with 1 if a main loop of the forward on Hopper reads or writes local memory
+(registers did not suffice), or waits for each product (`WARPGROUP` as often as `HGMMA`), if one of the backward or of float32
+uses it often, or if a kernel needs more shared memory than the card has.
 
 Needs triton 3.6 beside torch: `make triton` sets that up and runs this.
 """
 
+import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +19,8 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_key
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attemper.kernels import triton as kernel
@@ -49,24 +53,36 @@ def signature(arg):
     return "fp32" if isinstance(arg, float) else "i32"
 
 
-def compiled(launch, capability):
-    """The launch for a card of this capability, with what Triton would specialise it on."""
+def source_of(launch):
+    """What Triton compiles of a launch, with what it would specialise it on."""
     names = launch.kernel.arg_names
     types, constants, attributes = {}, {}, {}
-    for place, name in enumerate(names):
-        if place >= len(launch.args):
-            types[name], constants[(place,)] = "constexpr", launch.constants[name]
+    for index, name in enumerate(names):
+        if index >= len(launch.args):
+            types[name], constants[(index,)] = "constexpr", launch.constants[name]
             continue
-        arg = launch.args[place]
+        arg = launch.args[index]
         types[name] = signature(arg)
         if name in NUMBERS:
             continue
         if isinstance(arg, int) and arg == 1:
-            types[name], constants[(place,)] = "constexpr", 1
+            types[name], constants[(index,)] = "constexpr", 1
         elif isinstance(arg, torch.Tensor) or (isinstance(arg, int) and arg % 16 == 0):
-            attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, types, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(launch.kernel, types, constants, attributes)
+
+
+def compiled(launch, capability):
+    """The launch for a card of this capability."""
+    return triton.compile(source_of(launch), target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def key_on_disk(launch, capability):
+    """Where Triton looks for it before it compiles."""
+    backend = make_backend(GPUTarget("cuda", capability, 32))
+    return hashlib.sha256(
+        get_cache_key(source_of(launch), backend, backend.parse_options(launch.options), {}).encode()
+    ).hexdigest()
 
 
 def main_loop(binary):
@@ -112,9 +128,7 @@ def gather_usual(gathered, hopper):
     for dim in (64, 128):
         for causal in (False, True):
             query, key, value = (torch.empty(1, 2, 4096, dim, dtype=torch.bfloat16) for _ in range(3))
-            problem = Problem(
-                query, key, value, None, None, None, None, dim**-0.5, None, 0 if causal else None, None, 0.0
-            )
+            problem = Problem(query, key, value, *[None] * 6, dim**-0.5, None, 0 if causal else None, None, 0.0)
             alone = problem._replace(value=None)
             for what, sign_bits in ((problem, 0), (problem, ALL), (alone, ALL)):
                 gathered.append(kernel.forward_launch(what, empty_results(what, sign_bits), sign_bits, hopper))
@@ -131,7 +145,7 @@ def gather_usual(gathered, hopper):
 def gather_float32(gathered):
     """Forward with all signs and backward of the output in float32, which is multiplied without matrix units."""
     query, key, value = (torch.empty(1, 2, 4096, 128) for _ in range(3))
-    problem = Problem(query, key, value, None, None, None, None, 128**-0.5, None, 0, None, 0.0)
+    problem = Problem(query, key, value, *[None] * 6, 128**-0.5, None, 0, None, 0.0)
     results = empty_results(problem, ALL)
     gathered.append(kernel.forward_launch(problem, results, ALL, True))
     upstream = Upstream(torch.empty_like(results.output), *[None] * 6)
@@ -159,7 +173,7 @@ def gather_largest(gathered):
             torch.empty(1, heads, n, dim, dtype=dtype) for heads, n in ((8, 4096), (1, keys), (1, keys))
         )
         mask, gain = torch.empty(1, 1, 4096, keys, dtype=dtype), torch.empty(1, 8, 4096)
-        problem = Problem(query, key, value, mask, gain, None, None, dim**-0.5, None, 0, 30.0, 0.0)
+        problem = Problem(query, key, value, mask, gain, *[None] * 4, dim**-0.5, None, 0, 30.0, 0.0)
         results = empty_results(problem, ALL | OUTPUT_LOW_BIT)
         gathered.append(kernel.forward_launch(problem, results, ALL | OUTPUT_LOW_BIT, False))
         rows = problem._replace(query=query[:, :, :8], mask=mask[:, :, :8], gain=gain[:, :, :8])
@@ -172,7 +186,9 @@ def main():
     faults = []
     for capability in ROOM:
         for launch in launches(capability):
+            before = sum(os.times()[:4])  # of this process and of the assembler
             found = compiled(launch, capability)
+            seconds = sum(os.times()[:4]) - before
             shared = found.metadata.shared
             body, usage = main_loop(found.asm["cubin"])
             tile = launch.constants.get("BM", 0) * launch.constants.get("BN", 0)
@@ -186,7 +202,7 @@ def main():
             each = f"{len(body) / scores:5.1f} instructions per score" if scores and body else ""
             print(
                 f"sm_{capability} {name:18} {facts:40} {usage[1]:>3} registers {usage[2]:>4} bytes local "
-                f"{shared:>6} shared  {each}"
+                f"{shared:>6} shared {seconds:4.1f} s  {each}"
             )
             if shared > ROOM[capability]:
                 faults.append(f"sm_{capability} {name} {facts}: {shared} bytes of shared memory, of {ROOM[capability]}")

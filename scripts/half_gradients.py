@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import attemper
-from attemper.kernels.contract import OUTPUT_LOW_BIT, with_gradient_bits
-from attemper.operation import direct
+from attemper.kernels.contract import OUTPUT_LOW_BIT, gradient_bits
+from attemper.operation import run as running
 
 SHAPE = (1, 8, 1024, 64)
 DIVISOR = SHAPE[-1] ** -0.5
@@ -49,8 +49,8 @@ def gradients(run, tensors, dtype=None):
     return torch.autograd.grad(run(*leaves), leaves, cotangent)
 
 
-def without(sign_bits, *tracked):
-    return with_gradient_bits(sign_bits, *tracked) & ~OUTPUT_LOW_BIT
+def without(sign_bits):
+    return gradient_bits(sign_bits) & ~OUTPUT_LOW_BIT
 
 
 def main() -> None:
@@ -60,19 +60,19 @@ def main() -> None:
         exact = gradients(plain, tensors, torch.float64)
         ways = {"torch, fused": fused, "torch, math": plain, "attemper": ours, "attemper, rounded output": ours}
         for name, run in ways.items():
-            direct.with_gradient_bits = without if name.endswith("output") else with_gradient_bits
+            running.gradient_bits = without if name.endswith("output") else gradient_bits
             found = gradients(run, tensors)
             errors = [(a.double() - b).norm().item() / b.norm().item() for a, b in zip(found, exact, strict=True)]
             print(f"{str(dtype)[6:]:10}{name:28}" + "".join(f"{error:10.1e}" for error in errors))
     for dtype in (torch.bfloat16, torch.float16):
-        times = {with_gradient_bits: [], without: []}
+        times = {gradient_bits: [], without: []}
         for _ in range(20):
             for ask, found in times.items():
-                direct.with_gradient_bits = ask
+                running.gradient_bits = ask
                 start = time.process_time()
                 gradients(ours, tensors, dtype)
                 found.append(time.process_time() - start)
-        ratio = statistics.median(times[with_gradient_bits]) / statistics.median(times[without])
+        ratio = statistics.median(times[gradient_bits]) / statistics.median(times[without])
         print(
             f"{str(dtype)[6:]}: a step takes {ratio:.2f} times as long, and keeps 2 bytes more for each output number"
         )

@@ -28,11 +28,11 @@ import torch
 
 import attemper
 from attemper import cli
-from attemper._timing import median_interval
-from attemper.bench import cpu, memory, run, watch
-from attemper.lab.claims import claims
-from attemper.lab.exact import additive_cost
 from attemper.scan.input import pipes, trial
+from attemper_lab.bench import cpu, memory, run, watch
+from attemper_lab.claims import claims
+from attemper_lab.exact import additive_cost
+from attemper_lab.timing import median_interval
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from folders import save
@@ -68,23 +68,23 @@ STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 LOADING = {
     "scan": "attemper.scan.command:load",
     "report": "attemper.watch.examine:read",
-    "explain": "attemper.explain:check",
-    "claims": "attemper.lab.claims.claims:gather",
-    "cards": "attemper.lab.claims.claims:gather",
-    "run": "attemper.lab.engine.experiment:Experiment.settings",
+    "explain": "attemper_lab.explain:check",
+    "claims": "attemper_lab.claims.claims:_measured",
+    "cards": "attemper_lab.claims.claims:gather",
+    "run": "attemper_lab.engine.experiment:Experiment.settings",
     "env": "attemper.env:describe",
-} | {name: "attemper.bench.run:settings" for name in COMMANDS if name.startswith("bench")}
+} | {name: "attemper_lab.bench.run:settings" for name in COMMANDS if name.startswith("bench")}
 MEASURING = {
     "scan": "attemper.scan.run:call",
     "report": "attemper.report.run:document",
-    "explain": "attemper.explain:compute",
-    "claims": "attemper.lab.claims.claims:judge",
-    "cards": "attemper.lab.claims.cards:write",
-    "run": "attemper.lab.engine.experiment:Experiment.rows",
-    "bench speed": "attemper.bench.speed:interleave",
-    "bench memory": "attemper.bench.memory:peak",
-    "bench cpu": "attemper.bench.cpu:interleave",
-    "bench watch": "attemper.bench.watch:interleave",
+    "explain": "attemper_lab.explain:compute",
+    "claims": "attemper_lab.claims.claims:_judged",
+    "cards": "attemper_lab.claims.cards:write",
+    "run": "attemper_lab.engine.experiment:Experiment.rows",
+    "bench speed": "attemper_lab.bench.speed:interleave",
+    "bench memory": "attemper_lab.bench.memory:peak",
+    "bench cpu": "attemper_lab.bench.cpu:interleave",
+    "bench watch": "attemper_lab.bench.watch:interleave",
     "env": "attemper.env:table",
 }
 POINTER = (
@@ -343,7 +343,7 @@ def _stuck() -> Case:
 
     def arm() -> None:
         from attemper.cli import stopping
-        from attemper.lab.exact import two_keys
+        from attemper_lab.exact import two_keys
 
         stopping.PATIENCE = 0.5
         big = torch.ones(8192, 8192, dtype=torch.float64)
@@ -365,6 +365,8 @@ def _stuck() -> Case:
 def little() -> None:
     """Commands that measure for minutes measure a little; the memory of a call is asked of no process."""
     claims.EVIDENCE = EVIDENCE
+    known = {*EVIDENCE, *claims.STORED}
+    claims.CLAIMS = tuple(claim for claim in claims.CLAIMS if known.issuperset((*claim.needs, *claim.also)))
     additive_cost._memory = lambda cell: dict.fromkeys(additive_cost.CALLS, 1)
     memory.peak = lambda candidate, case: memory.Peak(candidate, case, 1024, 512, "blockwise")
     cpu.QUICK, cpu.ROUNDS = ((1, 1, 16, 8),), 1
@@ -421,6 +423,7 @@ def main() -> None:
         ends = {row["step"] for row in evidence["trained"]}
         evidence["trained"] = [row for row in evidence["trained"] if row["step"] in (min(ends), max(ends))]
         claims.gather = lambda train, note, results=None: evidence
+        claims._measured = lambda name, *rest: evidence[name]
         warm(model, place, asked.quick)
         for number, case in enumerate(cases(model, asked.quick)):
             if asked.only not in f"{case.command}: {case.condition}":

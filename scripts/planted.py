@@ -1,6 +1,6 @@
 """Plants bugs, one at a time, and says which test of the area finds each. Run it in a tree that nobody else uses.
 
-Every change is taken back. Run it in the foreground: a shell's background jobs ignore Ctrl-C, and so the tests of it would fail.
+Every change is undone. Run it in the foreground: background jobs of a shell ignore Ctrl-C, so the tests of Ctrl-C would fail.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "attemper"
+BASES = (ROOT / "src" / "attemper", ROOT / "src", ROOT)
+"""The folders that a bug's file may be relative to."""
 
 
 class Bug(NamedTuple):
-    """A line of the source, the wrong one in its place, and the tests of that area."""
+    """A line of the source, the wrong line that replaces it, and the tests of that area."""
 
     name: str
     file: str
@@ -29,48 +30,49 @@ class Bug(NamedTuple):
 BUGS = (
     Bug("C: lse_low is lost", "kernels/cpu/c/kernel/finish.h", "keep_where(m - m == 0, lost(m, log_l))",
         "keep_where(m != m, lost(m, log_l))", "kernels"),
-    Bug("blockwise: p2 is not squared", "kernels/blockwise/forward.py", "(norm / l).square_()", "(norm / l)", "kernels"),
-    Bug("lower_right with a window is off by one", "operation/plain.py", "return window - 1 - offset,", "return window - offset,",
-        "kernels citizenship"),
-    Bug("half gradients without the low bits", "kernels/contract.py",
+    Bug("blockwise: sum_p2 is not squared", "kernels/blockwise/forward.py", "(norm / l).square_()", "(norm / l)", "kernels"),
+    Bug("lower_right with a window is off by one", "kernels/contract.py", "return window - 1 - offset,",
+        "return window - offset,", "kernels torch_compat"),
+    Bug("half gradients without the low bits", "vitals.py",
         "whole = (short.view(torch.int32) + low).view(torch.float32)", "whole = short", "kernels"),
-    Bug("watch: evaluation counts", "watch/passes.py", "grade = (1 + module.training) * is_recording()", "grade = 2", "watch"),
-    Bug("watch: padding counts", "watch/routes/padding.py", "return (any_query & ~padded_tail) | strict",
+    Bug("watch: evaluation counts", "watch/observer.py", "(1 + module.training) * recording)", "2)", "watch"),
+    Bug("watch: padding counts", "operation/padding.py", "return kept | strict",
         "return any_query | True", "watch"),
     Bug("record: a cut line stays", "watch/record/jsonl.py", "            os.ftruncate(file, end)\n",
         "            pass\n", "watch"),
-    Bug("audit: scaled twice is not found", "scan/audit/judge.py", "    if _twice(scale, root):",
-        "    if _twice(scale, root) and root < 0:", "scan"),
-    Bug("health: a peak of 60 is no warning", "health/thresholds.py", 'Threshold(50, "warn"', 'Threshold(70, "warn"',
+    Bug("audit: scaled twice is not found", "scan/audit/judge.py", "    if _twice(scale):",
+        "    if _twice(scale) and scale.head_dim < 0:", "scan"),
+    Bug("health: a peak of 60 is no warning", "health/thresholds.py", '50,\n        "warn",', '70,\n        "warn",',
         "scan report"),
-    Bug("lab: one degree of freedom too many", "lab/maths/stats.py", "error, count - 1)", "error, count)", "lab"),
-    Bug("studies: failing and healthy runs are swapped", "lab/studies/alarm.py",
-        "roc.wins([statistic(run, sign)], [statistic(one, sign, run[\"event\"]) for one in good])",
-        "1 - roc.wins([statistic(run, sign)], [statistic(one, sign, run[\"event\"]) for one in good])", "lab/test_studies.py"),
-    Bug("studies: a healthy run counts whole", "lab/studies/alarm.py", "statistic(one, sign, run[\"event\"])",
-        "statistic(one, sign)", "lab/test_studies.py"),
-    Bug("studies: leads are reversed", "lab/studies/alarm.py", "max(0.0, run[\"event\"] - alarm)",
-        "max(0.0, alarm - run[\"event\"])", "lab/test_studies.py"),
-    Bug("studies: an alarm after the event counts", "lab/studies/alarm.py", "end = min(run[\"event\"], before)", "end = before",
+    Bug("lab: one degree of freedom too many", "attemper_lab/maths/stats.py", "error, count - 1)", "error, count)", "lab"),
+    Bug("studies: failing and healthy runs are swapped", "research/studies/alarm.py",
+        "separation.wins([statistic(run, sign)], [statistic(one, sign, run[\"event\"]) for one in good])",
+        "1 - separation.wins([statistic(run, sign)], [statistic(one, sign, run[\"event\"]) for one in good])",
         "lab/test_studies.py"),
-    Bug("studies: what came before a fault counts", "lab/studies/alarm.py",
+    Bug("studies: a healthy run counts whole", "research/studies/alarm.py", "statistic(one, sign, run[\"event\"])",
+        "statistic(one, sign)", "lab/test_studies.py"),
+    Bug("studies: leads are reversed", "research/studies/alarm.py", "max(0.0, run[\"event\"] - alarm)",
+        "max(0.0, alarm - run[\"event\"])", "lab/test_studies.py"),
+    Bug("studies: an alarm after the event counts", "research/studies/alarm.py",
+        "end = min(run[\"event\"], before)", "end = before", "lab/test_studies.py"),
+    Bug("studies: what came before a fault counts", "research/studies/alarm.py",
         "row[\"fault_step\"] if row[\"fault\"] and math.isfinite(left) else ", "",
         "lab/test_studies.py"),
-    Bug("studies: rescued where the loss is far above the twin", "lab/studies/rescue.py", "return loss <= twin + NOTHING",
+    Bug("studies: rescued where the loss is far above the twin", "research/studies/rescue.py", "return loss <= twin + NOTHING",
         "return loss >= twin + NOTHING", "lab/test_studies.py"),
-    Bug("lab: the kurtosis of q·k", "lab/maths/theory.py", "return 3 + 6 / d", "return 3 + 3 / d", "lab"),
+    Bug("lab: the kurtosis of q·k", "attemper_lab/maths/theory.py", "return 3 + 6 / d", "return 3 + 3 / d", "lab"),
     Bug("heads: saturated at another weight", "heads.py", "SATURATED_WEIGHT = 0.99", "SATURATED_WEIGHT = 0.9",
         "definition watch"),
 )  # fmt: skip
 
 
 def build() -> None:
-    """The C library again."""
+    """Build the C library again."""
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"], cwd=ROOT, check=True)
 
 
-def finder(bug: Bug) -> str | None:
-    """The first test that fails; None where none does."""
+def first_failure(bug: Bug) -> str | None:
+    """The first test that fails; None if all pass."""
     folders = [f"tests/{name}" for name in bug.tests.split()]
     command = [sys.executable, "-m", "pytest", *folders, "-q", "-x", "-m", "not exhaustive", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -80,7 +82,7 @@ def finder(bug: Bug) -> str | None:
 def main(asked: list[str]) -> int:
     missed = 0
     for bug in (bug for bug in BUGS if not asked or any(word in bug.name for word in asked)):
-        path = SOURCE / bug.file
+        path = next(base / bug.file for base in BASES if (base / bug.file).exists())
         source = path.read_text(encoding="utf-8")
         assert bug.right in source, f"{bug.file} has no {bug.right!r}"
         start = time.monotonic()
@@ -88,13 +90,13 @@ def main(asked: list[str]) -> int:
             path.write_text(source.replace(bug.right, bug.wrong, 1), encoding="utf-8")
             if path.suffix == ".h":
                 build()
-            found = finder(bug)
+            failure = first_failure(bug)
         finally:
             path.write_text(source, encoding="utf-8")
             if path.suffix == ".h":
                 build()
-        missed += found is None
-        print(f"{time.monotonic() - start:4.0f} s  {bug.name}: {found or 'MISSED'}", flush=True)
+        missed += failure is None
+        print(f"{time.monotonic() - start:4.0f} s  {bug.name}: {failure or 'MISSED'}", flush=True)
     return bool(missed)
 
 

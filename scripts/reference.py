@@ -10,8 +10,8 @@ from pathlib import Path
 
 import attemper
 from attemper import errors
-from attemper.health.faults import ATTENTION_FAULTS
-from attemper.health.thresholds import FAULTS, TABLE
+from attemper.health.faults import ATTENTION_FAULTS, FAULTS
+from attemper.health.thresholds import TABLE
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """# API reference
@@ -28,21 +28,29 @@ dropout, scale tensors, dtypes and grouped heads.
 
 def render() -> str:
     """The whole page."""
-    public = {name: getattr(attemper, name) for name in attemper.__all__}
-    sections = [HEAD]
-    sections += [function_section(name, thing) for name, thing in public.items() if inspect.isfunction(thing)]
-    sections += [class_section(name, thing) for name, thing in public.items() if inspect.isclass(thing)]
-    return "\n".join(
-        [
-            *sections,
-            rules_section(),
-            health_section(),
-            integrations_section(),
-            kernels_section(),
-            testing_section(),
-            errors_section(),
-        ]
-    )
+    return "\n".join([HEAD, contents(), *[part for group in attemper.GROUPS for part in group_sections(group)]])
+
+
+def contents() -> str:
+    """The public names by what a person wants."""
+    lines = [
+        f"- **{group}**: {', '.join(f'[`{name}`](#{anchor(name)})' for name in names)}"
+        for group, names in attemper.GROUPS.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def anchor(name: str) -> str:
+    """Where a name's heading is: `Scan` cannot have the anchor of `scan`."""
+    taken = name != name.lower() and any(name.lower() in names for names in attemper.GROUPS.values())
+    return f"class-{name.lower()}" if taken else name.lower()
+
+
+def group_sections(group: str) -> list[str]:
+    public = {name: getattr(attemper, name) for name in attemper.GROUPS[group]}
+    found = [function_section(name, thing) for name, thing in public.items() if inspect.isfunction(thing)]
+    found += [class_section(name, thing) for name, thing in public.items() if inspect.isclass(thing)]
+    return found + [OTHERS[name]() for name in public if name in OTHERS]
 
 
 def function_section(name: str, function: object) -> str:
@@ -51,7 +59,9 @@ def function_section(name: str, function: object) -> str:
 
 def class_section(name: str, cls: type) -> str:
     fields = getattr(cls, "_fields", None)
-    parts = [f"## {name}{'(' + ', '.join(fields) + ')' if fields else ''}\n\n{prose(cls)}\n"]
+    shape = f"`{name}({', '.join(fields)})`. " if fields else ""
+    target = "" if anchor(name) == name.lower() else f'<a id="{anchor(name)}"></a>\n\n'
+    parts = [f"{target}## {name}\n\n{shape}{prose(cls)}\n"]
     rows = [(key, thing) for key, thing in vars(cls).items() if isinstance(thing, property) and thing.__doc__]
     if rows:
         lines = [f"| `{key}` | {tidy(inspect.cleandoc(thing.__doc__ or ''))} |" for key, thing in rows]
@@ -69,7 +79,7 @@ def rules_section() -> str:
         needs = ", ".join(f"`{need}`" for need in rule.needs) or "nothing"
         learns = "nothing" if rule.gain is None else f"one number per head, from {rule.gain:g}"
         lines.append(f"| `{rule.name}` | {rule.formula} | {needs} | {learns} | {rule.used_by} | {rule.source} |")
-    says = "\n".join(f"- `{rule.name}`: {rule.says}" for rule in attemper.RULES.values())
+    says = "\n".join(f"- `{rule.name}`: {rule.description}" for rule in attemper.RULES.values())
     return "## RULES\n\n" + "\n".join(lines) + f"\n\n{says}\n"
 
 
@@ -119,7 +129,7 @@ def integrations_section() -> str:
         parts.append(
             f"### integrations.{cls.name}\n\n{prose(type(cls.name, (), {'__doc__': ast.get_docstring(cls)}))}\n"
         )
-    for name in ("alerts", "monitor", "picture", "summary", "target"):
+    for name in ("alerts", "as_logger", "monitor", "output_attentions", "picture", "register_attention", "summary"):
         parts.append("#" + function_section(f"integrations.{name}", getattr(home, name)))
     parts.append("#" + class_section("Monitor", home.Monitor).replace("## Monitor", "## integrations.Monitor"))
     return "\n".join(parts)
@@ -138,6 +148,17 @@ def testing_section() -> str:
 def errors_section() -> str:
     summary, tree = inspect.cleandoc(errors.__doc__ or "").split("\n\n", 1)
     return f"## errors\n\n{summary} Import them from `attemper.errors`.\n\n```text\n{tree}\n```\n"
+
+
+OTHERS = {
+    "RULES": rules_section,
+    "errors": errors_section,
+    "health": health_section,
+    "integrations": integrations_section,
+    "kernels": kernels_section,
+    "testing": testing_section,
+}
+"""The public names that are neither functions nor classes."""
 
 
 def signature(name: str, function: object) -> str:

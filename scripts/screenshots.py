@@ -43,14 +43,14 @@ def report(target: Path) -> str:
 
 
 def why(target: Path) -> str:
-    """The page's bench after a sweep of d_k."""
-    from attemper.page import offline
+    """The page as it opens."""
+    from attemper_lab.page import offline
 
-    return shot(target, offline.write, ".trail circle", "#bench.d=181", press="Sweep d_k")
+    return shot(target, offline.write, ".opening path.bars")
 
 
-def shot(target: Path, write: Callable[[Path], object], ready: str, at: str = "", press: str = "") -> str:
-    """A page as a reader first sees it, as PNG, once `ready` is there and `press` was pressed; says what it did."""
+def shot(target: Path, write: Callable[[Path], object], ready: str) -> str:
+    """A page as a reader first sees it, as PNG, once `ready` is there; says what it did."""
     browser = subprocess.run([BROWSER, "--path"], capture_output=True, text=True, check=False).stdout.strip()
     if not browser:
         return f"{target.name} is left as it was: there is no browser here. Type make browser."
@@ -64,10 +64,8 @@ def shot(target: Path, write: Callable[[Path], object], ready: str, at: str = ""
             executable_path=browser, args=["--disable-background-networking", *sandbox]
         )
         page = chromium.new_page(viewport={"width": 1280, "height": 720}, reduced_motion="reduce")
-        page.goto(page_file.as_uri() + at)
+        page.goto(page_file.as_uri())
         page.locator(ready).first.wait_for()
-        if press:
-            page.get_by_role("button", name=press).click()
         page.screenshot(path=target)
         chromium.close()
     return f"{target.name} written"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -22,11 +21,9 @@ import tempfile
 import time
 import traceback
 from dataclasses import asdict
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
@@ -91,9 +88,11 @@ def run(package: str, names: list[str], limit: int) -> None:
     """In the process of a package: a line of JSON for each model, on what was standard output before packages printed."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    load_torchvision()
     from third_party.check import Result, examine
     from third_party.models import PACKAGES
+    from third_party.stand_in import load_torchvision
+
+    load_torchvision()
 
     def late(*_: Any) -> None:
         raise TimeoutError(f"took longer than {limit} s")
@@ -115,18 +114,6 @@ def run(package: str, names: list[str], limit: int) -> None:
         signal.alarm(0)
         found = {**asdict(result), "seconds": round(time.monotonic() - begun, 1), "version": version(package)}
         print(json.dumps(found), file=answers, flush=True)
-
-
-def load_torchvision() -> None:
-    """PyPI's torchvision is built for CUDA: with names for its ops, its Python part can be imported without them."""
-    spec = util.find_spec("torchvision")
-    if spec is None or spec.submodule_search_locations is None:
-        return
-    text = (Path(spec.submodule_search_locations[0]) / "_meta_registrations.py").read_text(encoding="utf-8")
-    global library  # it lives as long as its ops
-    library = torch.library.Library("torchvision", "DEF")
-    for name in sorted(set(re.findall(r'register_(?:meta|fake)\("(?:torchvision::)?(\w+)"', text))):
-        library.define(f"{name}(Tensor a) -> Tensor")
 
 
 def version(package: str) -> str:

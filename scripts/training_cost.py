@@ -10,7 +10,6 @@ monitor does what a callback does: it measures, judges, logs to a function and w
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import logging
 import statistics
 import sys
@@ -21,34 +20,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tensorboardX import SummaryWriter
 
 from attemper import watch
-from attemper.integrations import monitor, summary, target
+from attemper.integrations import as_logger, monitor, summary
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import nanogpt
+
 from watched import Block, resident
 
-ROOT = Path(__file__).parents[1]
 SHARE, GROWTH = 0.03, 1 << 20  # of a step; bytes between the 2,000th and the 10,000th step
 EVERY = 10
 
 
 def example() -> tuple[torch.nn.Module, Callable[[], None]]:
     """The model of examples/train_gpt.py, and its step."""
-    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "examples" / "train_gpt.py")
-    assert spec is not None
-    assert spec.loader is not None
-    gpt = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gpt)
     torch.manual_seed(0)
-    model = gpt.GPT()
+    model = nanogpt.GPT(heads=1)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def step() -> None:
-        text = torch.randint(256, (gpt.BATCH, gpt.LENGTH + 1))
-        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        loss = model(torch.randint(256, (nanogpt.BATCH, nanogpt.LENGTH + 1)))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -99,7 +93,7 @@ def cost(rounds: int) -> float:
 def growth(steps: int) -> int:
     """Bytes that the process holds more at the end than after a fifth of the steps."""
     model, x, seen = Block(64, 16), torch.randn(1, 4, 64), {}
-    with monitor(model, every=1, keep=100, log=lambda metrics, at: None) as watching:
+    with monitor(model, every=1, keep_steps=100, log=lambda metrics, at: None) as watching:
         for number in range(1, steps + 1):
             model(x).sum().backward()
             model.zero_grad()
@@ -107,7 +101,7 @@ def growth(steps: int) -> int:
             if number in (steps // 5, steps):
                 seen[number] = resident()
     grown = seen[steps] - seen[steps // 5]
-    print(f"between step {steps // 5} and {steps} with keep=100, memory grew by {grown / 1024:.0f} KiB")
+    print(f"between step {steps // 5} and {steps} with keep_steps=100, memory grew by {grown / 1024:.0f} KiB")
     return grown
 
 
@@ -124,7 +118,7 @@ def heads(rounds: int) -> None:
                 begin = time.process_time()
                 metrics = summary(watching.record, **options)
                 middle = time.process_time()
-                target(writer).log(metrics, step)
+                as_logger(writer).log(metrics, step)
                 made.append(middle - begin)
                 logged.append(time.process_time() - middle)
             print(

@@ -53,20 +53,20 @@ class Case:
         def draw(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        found = {
+        tensors = {
             # strides of a (B, L, H, E) model on purpose
             "query": draw(2, rows, heads, dim).transpose(1, 2),
             "key": draw(2, groups, keys, dim),
             "value": draw(2, groups, keys, value_dim),
         }
         if self.scale == "per_head":
-            found["scale"] = 0.1 + 0.3 * draw(heads).abs()
+            tensors["scale"] = 0.1 + 0.3 * draw(heads).abs()
         wide = torch.promote_types(dtype, torch.float32)
-        found = {name: t.to(wide if name == "scale" else dtype) for name, t in found.items()}
+        tensors = {name: t.to(wide if name == "scale" else dtype) for name, t in tensors.items()}
         mask = self._mask(draw)
         if mask is not None:
-            found["mask"] = mask if mask.dtype == torch.bool else mask.to(dtype)
-        return {name: t.to(device) for name, t in found.items()}
+            tensors["mask"] = mask if mask.dtype == torch.bool else mask.to(dtype)
+        return {name: t.to(device) for name, t in tensors.items()}
 
     def _mask(self, draw):
         heads, (rows, keys) = self.heads[0], self.lengths

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FIND = Path(__file__).parents[1] / "scripts" / "browser.sh"
-# nothing that the browser does for itself: no updates, no sync, no reports
+# no traffic of the browser's own: no updates, no sync, no reports
 QUIET = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps"),
     *("--no-first-run", "--metrics-recording-only", "--disable-client-side-phishing-detection", "--no-pings"),
@@ -16,15 +16,15 @@ QUIET = [
 ]
 
 SLOWER = float(os.environ.get("ATTEMPER_SLOW_BROWSER", "1"))
-"""So many times slower do pages run their scripts, and their frames come late: a test that reads a page too early fails."""
+"""How many times slower pages run; their frames come late too, so that a test that reads a page too early fails."""
 LATE = """(() => {
   const soon = window.requestAnimationFrame.bind(window);
   window.requestAnimationFrame = (draw) => window.setTimeout(() => soon(draw), 100);
 })()"""
 
 
-def found() -> str | None:
-    """Where a Chromium is; None where there is none, or no shell to look with."""
+def executable() -> str | None:
+    """The path of a Chromium; None if there is none, or no shell to search with."""
     try:
         return subprocess.run([FIND, "--path"], capture_output=True, text=True, check=False).stdout.strip() or None
     except OSError:
@@ -32,16 +32,16 @@ def found() -> str | None:
 
 
 def missing() -> str | None:
-    """Why there is no browser to test in; None where there is one."""
-    if found() is None:
-        return "browser tests did not run: there is no Chromium here. Type make browser, or set ATTEMPER_BROWSER to one"
+    """Why there is no browser to test in; None if there is one."""
+    if executable() is None:
+        return "needs a Chromium: make browser, or ATTEMPER_BROWSER=/path/to/one"
     if importlib.util.find_spec("playwright") is None:
-        return "browser tests did not run: playwright is not installed. Type pip install playwright"
+        return "needs the package playwright"
     return None
 
 
 def pytest_collection_modifyitems(items):
-    """As a mark, so that the summary says it in a line per file and not once per test."""
+    """Skip by a mark, so that the summary has a line per file, not one per test."""
     concerned = [item for item in items if "browser" in getattr(item, "fixturenames", ())]
     reason = missing() if concerned else None
     for item in concerned if reason else ():
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
 
 
 def slowed(browser, times):
-    """A browser whose pages are so many times slower."""
+    """The browser, with pages slower by this factor."""
     contexts = browser.new_context
 
     def new_context(**options):
@@ -75,6 +75,6 @@ def browser():
 
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=found(), args=[*QUIET, *as_root])
+        launched = playwright.chromium.launch(executable_path=executable(), args=[*QUIET, *as_root])
         yield launched if SLOWER == 1 else slowed(launched, SLOWER)
         launched.close()

@@ -1,6 +1,9 @@
-"""Shared by every test: a seed, the device, memory that is poisoned before a kernel uses it, the command, what a watch leaves."""
+"""Shared by every test: a seed, the device, memory that is poisoned before a kernel uses it, the command, what a watch leaves,
+what was skipped."""
 
+import gc
 import os
+import socket
 import sys
 
 # before torch is imported: CUDA wants the first for deterministic mode; some virtual machines have AMX and hide the leaf of CPUID
@@ -15,10 +18,16 @@ import torch
 from chromium import browser as browser
 from chromium import pytest_collection_modifyitems as pytest_collection_modifyitems
 from serving import DEVICE, SEED
+from skipped import pytest_terminal_summary as pytest_terminal_summary
 
 
 def pytest_collection_finish():
-    """While no test has run: tests/forked.py says why."""
+    """While no test has run: tests/forked.py says why.
+
+    What was imported stays until the end, so the garbage collector need not look through it each time that a test calls it.
+    """
+    gc.collect()
+    gc.freeze()
     if "forked" in sys.modules:
         sys.modules["forked"].prepare()
 
@@ -33,6 +42,14 @@ def device() -> str:
     """The device that kernels are tested on: ATTEMPER_TEST_DEVICE, or cpu. One that was asked for must be there."""
     torch.empty(1, device=DEVICE)
     return DEVICE
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine that nobody uses, for processes to meet."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Run a model of the zoo under examiners, and its full matrices beside, by independent means."""
+"""Run a model of the zoo under examiners, and compute its full matrices independently."""
 
 from __future__ import annotations
 
@@ -50,20 +50,19 @@ def items_of(subject: zoo.Subject) -> BatchItems:
 
 
 def examine(subject: zoo.Subject, *examiners: object) -> list[Matrix]:
-    """Run the model once under the examiners; its full matrices, in the order of its calls."""
+    """Run the model once under the examiners, and return its full matrices in the order of its calls."""
     with torch.no_grad():
         matrices = subject.full(subject)
-        watch = attemper.watch(subject.model)
-        watch.examiners = list(examiners)
+        watch = attemper.watch(subject.model, examiners=list(examiners))
         with watch:
             subject.run()
-    found = []
+    examined = []
     for entry, logits in zip(watch.record.entries, matrices, strict=True):
         lengths = {zoo.LENGTH: subject.keep, zoo.TARGETS: subject.targets}
         keep = lengths.get(logits.shape[2])
         keep = torch.ones(logits.shape[0], logits.shape[2], dtype=torch.bool) if keep is None else keep
-        found.append(Matrix(entry.layer, entry.kind, logits.double(), keep))
-    return found
+        examined.append(Matrix(entry.layer, entry.kind, logits.double(), keep))
+    return examined
 
 
 def rounding(matrix: Matrix) -> float:

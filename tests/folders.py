@@ -25,8 +25,8 @@ CLASSES = {
 
 
 def tokenizer(framed: bool = True) -> transformers.PreTrainedTokenizerFast:
-    """Whole words, in lower case or not at all; [CLS] … [SEP] around them where it frames."""
-    words = {word: place for place, word in enumerate([*SPECIAL, *WORDS])}
+    """A tokenizer that knows whole lower-case words alone; with ``framed``, it puts [CLS] … [SEP] around them."""
+    words = {word: index for index, word in enumerate([*SPECIAL, *WORDS])}
     inner = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece()
@@ -43,7 +43,7 @@ def tokenizer(framed: bool = True) -> transformers.PreTrainedTokenizerFast:
 
 
 def save(folder: Path, name: str, with_tokenizer: bool = True, dtype: torch.dtype = torch.float32) -> Path:
-    """A model of the zoo, as the class that people would save it as."""
+    """Save a model of the zoo as the class that people would use for it."""
     torch.manual_seed(0)
     config = zoo.make(name).model.config
     torch.manual_seed(0)

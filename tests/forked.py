@@ -5,6 +5,7 @@ fork of a process that has computed gradients torch refuses to compute any.
 """
 
 import atexit
+import contextlib
 import faulthandler
 import gc
 import json
@@ -41,7 +42,7 @@ def _tend(theirs, told):
     """In the nursery: run what is asked for, one order after the other."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
-        # what this process holds open is not the nursery's: who waits for its end would wait for both
+        # close what this process has open: whoever waits for the end of such a file would wait for the nursery too
         if (file := int(name)) not in (theirs, told, nothing) and _is_open(file):
             os.dup2(nothing, file)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
@@ -66,23 +67,25 @@ def _is_open(file):
 
 
 def _import():
-    """What most of them need, where a few tests alone were collected."""
+    """Import what most of these processes need, in case only a few tests were collected."""
     import torch
     import torch._dynamo
     from torch import distributed  # noqa: F401
     from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 
-    from attemper.bench import memory  # noqa: F401
     from attemper.watch import session  # noqa: F401
+
+    with contextlib.suppress(ModuleNotFoundError):  # the library alone is tested too
+        from attemper_lab.bench import memory  # noqa: F401
 
     torch.set_num_threads(1)
 
 
-def _start(code, call, place, timeout):
+def _start(code, call, output, timeout):
     child = os.fork()
     if child:
         return child
-    file, nothing = os.open(place, os.O_CREAT | os.O_WRONLY), os.open(os.devnull, os.O_RDONLY)
+    file, nothing = os.open(output, os.O_CREAT | os.O_WRONLY), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0), os.dup2(file, 1), os.dup2(file, 2)
     faulthandler.enable(), faulthandler.dump_traceback_later(max(1, timeout - 2))
     try:
@@ -97,38 +100,38 @@ def _start(code, call, place, timeout):
     os._exit(status)
 
 
-def _late(*_):  # what the others said is the reason, or shows where they wait
+def _late(*_):  # what the processes printed gives the reason, or shows where they wait
     raise TimeoutError
 
 
 def _run(code, calls, folder, timeout, expected):
     started = {}
     for number, call in enumerate(calls):
-        place = f"{folder}/{number}.out"
-        started[_start(code, call, place, timeout)] = call, place
+        output = f"{folder}/{number}.out"
+        started[_start(code, call, output, timeout)] = call, output
     signal.alarm(timeout)
     failed = []
     try:
         while started:
             child, status = os.wait()
-            call, place = started.pop(child)
+            call, output = started.pop(child)
             if status != expected:
-                failed.append((call, status, place))
-                signal.alarm(5)  # those who wait for it need not
+                failed.append((call, status, output))
+                signal.alarm(5)  # for those that wait for this one
     except TimeoutError:
-        failed += [(call, "still running", place) for call, place in started.values()]
+        failed += [(call, "still running", output) for call, output in started.values()]
         for child in started:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     signal.alarm(0)
-    return "".join(f"{call} {status} {open(place).read()}" for call, status, place in failed)
+    return "".join(f"{call} {status} {open(output).read()}" for call, status, output in failed)
 
 
 def run(code, calls, folder, timeout=300, expected=0):
     """Run code once for each list of words in calls, all at the same time, with the words as `argv`.
 
-    `expected` is the status that each process must end with: 0, or the number of a signal. What each printed is then in
-    `folder`: `0.out`, `1.out`, …
+    `expected` is the status that each process must end with: 0, the number of a signal, or 256 times an exit code. What
+    each printed is then in `folder`: `0.out`, `1.out`, …
     """
     if not _PIPES:
         prepare()

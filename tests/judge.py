@@ -16,11 +16,11 @@ from torch import Tensor
 import attemper
 from attemper.kernels.contract import Problem, measuring_dtype
 from attemper.kernels.reference import define
-from attemper.operation.checks import prepare
+from attemper.operation.call import prepare
 from native import variant
 from rounding import gradient_mass, reference_mass, sign_mass
 
-SIGNS = ("mean", "variance", "peak", "lse", "entropy", "p2")
+SIGNS = ("mean", "variance", "peak", "lse", "entropy", "sum_p2")
 LEAVES = ("query", "key", "value", "mask", "scale")
 
 
@@ -62,7 +62,7 @@ def by_definition(tensors: dict[str, Tensor], options: dict, dtype: torch.dtype)
     for leaf in leaves.values():
         leaf.requires_grad_(leaf.is_floating_point())
     positional = [leaves[n] for n in ("query", "key", "value")]
-    extra = {n: leaves[n] for n in ("mask", "scale") if n in leaves}
+    extra = {n: leaves[n] for n in ("mask", "scale", "sink") if n in leaves}
     problem = prepare("judge", *positional, **extra, **options).problem
     if problem.gain is not None:
         problem = problem._replace(gain=problem.gain.to(dtype))
@@ -76,7 +76,7 @@ def by_kernel(tensors: dict[str, Tensor], options: dict, way: str) -> tuple[dict
     """Leaves and results of a kernel, through the public function. "cpu:avx2" is a variant of the native one."""
     leaves = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in tensors.items()}
     positional = [leaves[n] for n in ("query", "key", "value")]
-    extra = {n: leaves[n] for n in ("mask", "scale") if n in leaves}
+    extra = {n: leaves[n] for n in ("mask", "scale", "sink") if n in leaves}
     kernel = way.partition(":")[0]
     output, vitals = attemper.attention(*positional, **extra, **options, kernel=kernel)
     return leaves, {"output": output, **{n: getattr(vitals, n) for n in vitals.measured}}

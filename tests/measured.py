@@ -2,14 +2,14 @@
 
 import functools
 
-from attemper.lab import experiment
+from attemper_lab import experiment
 
 SMALL = {
     "worked": {},
     "variance": {"d": (2, 4), "samples": (1000,)},
     "saturation": {"n": (4, 16), "s": (0.5, 8.0), "rows": (32,)},
     "jacobian": {"d": (4, 16, 64), "n": (16,), "batches": (8,)},
-    "gradient": {"d": (4, 8), "n": (16,), "batches": (2,)},
+    "gradient": {"d": (4, 8), "n": (16,), "batches": (2,), "rule": ("none", "sqrt_dk")},
     "two_keys": {"d": (2, 16), "samples": (1000,)},
     "divisors": {"d": (8, 16), "heads": (2, 96), "n": (16,), "batches": (8,)},
     "bounded": {"bound": (1.0, 2.0), "n": (8,)},
@@ -24,7 +24,9 @@ SMALL = {
     "three_scores": {"d": (4, 8), "n": (16,)},
     "plateau": {"gap": (1.0, 3.0), "steps": (60,)},
     "scale_cost": {"n": (16, 32), "d": (4,), "rounds": (3,)},
-    "antecedent": {"query": ("pronoun",), "permutations": (499,)},  # the control is part of the claims' evidence
+    "heads_cost": {"n": (16,), "d_model": (16,), "heads": (2, 4), "rounds": (3,)},
+    # the other rule and query are part of the claims' evidence
+    "antecedent": {"rule": ("sqrt_dk",), "query": ("pronoun",), "permutations": (499,)},
     "own_key": {"pairs": (1,)},
     "real_heads": {"rule": ("none", "sqrt_dk"), "pairs": (1,)},
     "subspaces": {"pairs": (2,)},
@@ -35,5 +37,5 @@ GROUP = "exact"
 
 @functools.cache
 def small(name):
-    """The rows of an experiment; whoever changes them copies them first."""
+    """The rows of an experiment. They are shared: copy them before you change them."""
     return experiment(name).run(**SMALL[name])

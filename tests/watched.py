@@ -14,7 +14,7 @@ from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.operation.listen import listening
+from attemper.operation.call_hooks import call_hooks
 from attemper.watch.attach import attachment as attach
 from attemper.watch.attach.running import running
 from close import in_float64
@@ -51,7 +51,7 @@ def stack():
 
 def state():
     """Everything global that a watch touches."""
-    interface = transformers.modeling_utils.AttentionInterface
+    interface, masks = (getattr(transformers, name, None) for name in ("AttentionInterface", "AttentionMaskInterface"))
     return (
         dict(torch_modules._global_forward_hooks),
         dict(torch_modules._global_forward_pre_hooks),
@@ -60,7 +60,7 @@ def state():
         torch._C._len_torch_dispatch_stack(),
         _python_dispatch._is_in_torch_dispatch_mode,
         _python_dispatch._is_in_non_infra_torch_dispatch_mode,
-        interface.get_interface,
+        getattr(interface, "get_interface", None),
         F.scaled_dot_product_attention,
         *(
             getattr(owner, name)
@@ -69,9 +69,9 @@ def state():
         ),
         *(torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd),
         *("softmax" in vars(torch.Tensor), torch.Tensor.__new__),
-        listening.listener,
-        dict(interface._global_mapping),
-        dict(transformers.AttentionMaskInterface._global_mapping),
+        call_hooks.current,
+        dict(getattr(interface, "_global_mapping", {})),
+        dict(getattr(masks, "_global_mapping", {})),
         list(running.frames),
         running.current,
         attach.attachment.observers,
@@ -98,7 +98,7 @@ def same(found, expected, close=in_float64):
 def same_record(first, second):
     """The whole record, to the bit."""
     assert repr(first.to_dicts()) == repr(second.to_dicts())
-    assert list(first.facts.items()) == list(second.facts.items())
+    assert list(first.info.items()) == list(second.info.items())
     assert first.notes == second.notes
 
 
@@ -108,7 +108,7 @@ def bits(tensors):
 
 
 def compare(make, drive, kinds, **options):
-    """Drive a model under a full watch and a light one; returns how the passes of the second were followed."""
+    """Drive a model under a full watch and an intercepted one; returns how the passes of the second were followed."""
     found = []
     for full in (True, False):
         torch.manual_seed(0)

@@ -4,20 +4,26 @@ attention.py → operation/ → kernels/ → vitals.py, heads.py    one call; sc
 watch/ → treat/                                               a model in training, and what helps it
 watch/ → health/ → scan/ → report/                            a model, its record, its findings, one document
 integrations/                                                 the same inside a trainer, its numbers in a logger
-testing.py                                                    assertions about a model's attention, for its own tests
-page/                                                         the page: drag the scale and see attention change
-explain/, lab/                                                attention step by step; claims about √d_k, measured
-bench/, env.py, demo.py, cli/                                 speed, this machine, the embedded model, the command
+testing/                                                      assertions about a model's attention, for its own tests
+extension/                                                    what a package beside this one may use
+env.py, demo.py, cli/                                         this machine, the embedded model, the command
+
+The package attemper_lab beside this one explains and compares: attention step by step, claims about √d_k, the page, speed.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attemper_lab.explain import Explanation as Explanation
+    from attemper_lab.explain import explain as explain
+    from attemper_lab.page import page as page
+
     from . import errors as errors
     from . import health as health
     from . import integrations as integrations
@@ -27,12 +33,9 @@ if TYPE_CHECKING:
     from .attention import measure as measure
     from .attention import sdpa as sdpa
     from .attention import weights as weights
-    from .explain import Explanation as Explanation
-    from .explain import explain as explain
     from .heads import HeadSummary as HeadSummary
     from .modules import AdditiveAttention as AdditiveAttention
     from .modules import MultiHeadAttention as MultiHeadAttention
-    from .page import page as page
     from .scale import RULES as RULES
     from .scale import Rule as Rule
     from .scale import rule as rule
@@ -58,47 +61,48 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# where each public name lives; loaded when first read, so that `attemper --help` needs no torch
-_HOMES = {
-    "AdditiveAttention": "modules",
-    "Attended": "vitals",
-    "Clip": "treat",
-    "Explanation": "explain",
-    "HeadSummary": "heads",
-    "MultiHeadAttention": "modules",
-    "Projections": "treat",
-    "RULES": "scale",
-    "Record": "watch",
-    "Rule": "scale",
-    "Scan": "scan",
-    "Vitals": "vitals",
-    "add_qk_norm": "treat",
-    "add_temperature": "treat",
-    "additive_attention": "scores",
-    "attention": "attention",
-    "cosine_attention": "scores",
-    "entropy_floor": "treat",
-    "errors": "errors",
-    "explain": "explain",
-    "floor": "treat",
-    "health": "health",
-    "instrument": "watch",
-    "integrations": "integrations",
-    "kernels": "kernels",
-    "measure": "attention",
-    "merge": "vitals",
-    "page": "page",
-    "projections": "treat",
-    "qk_clip": "treat",
-    "rule": "scale",
-    "scale_rates": "treat",
-    "scan": "scan",
-    "sdpa": "attention",
-    "testing": "testing",
-    "watch": "watch",
-    "weights": "attention",
+LAB = "attemper_lab"  # the package that explains and compares
+GROUPS: dict[str, dict[str, str]] = {
+    "Compute": {
+        "attention": "attention",
+        "measure": "attention",
+        "sdpa": "attention",
+        "weights": "attention",
+        "additive_attention": "scores",
+        "cosine_attention": "scores",
+        "merge": "vitals",
+        "rule": "scale",
+        "Attended": "vitals",
+        "AdditiveAttention": "modules",
+        "HeadSummary": "heads",
+        "MultiHeadAttention": "modules",
+        "RULES": "scale",
+        "Rule": "scale",
+        "Vitals": "vitals",
+        "kernels": "kernels",
+    },
+    "Watch": {"watch": "watch", "instrument": "watch", "Record": "watch", "integrations": "integrations"},
+    "Scan": {"scan": "scan", "Scan": "scan", "health": "health", "testing": "testing"},
+    "Treat": {
+        "qk_clip": "treat",
+        "floor": "treat",
+        "entropy_floor": "treat",
+        "add_qk_norm": "treat",
+        "add_temperature": "treat",
+        "projections": "treat",
+        "scale_rates": "treat",
+        "Clip": "treat",
+        "Projections": "treat",
+    },
+    "Learn": {"explain": f"{LAB}.explain", "page": f"{LAB}.page", "Explanation": f"{LAB}.explain"},
+    "Errors": {"errors": "errors"},
 }
+"""The public names by what a person wants, each with its module, which is loaded when the name is first read: `attemper --help`
+needs no torch. docs/reference.md follows this order."""
+if importlib.util.find_spec(LAB) is None:  # the library alone
+    del GROUPS["Learn"]
 
+_HOMES = {name: home for names in GROUPS.values() for name, home in names.items()}
 _MODULES = {"errors", "health", "integrations", "kernels", "testing"}
 
 __all__ = sorted(_HOMES)
@@ -118,11 +122,13 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'attemper' has no attribute {name!r}")
-    module = importlib.import_module(f".{_HOMES[name]}", __name__)
-    found = module if name in _MODULES else getattr(module, name)
-    globals()[name] = found
-    return found
+        missing = ": it needs attemper_lab, which is not installed here" if name in ("explain", "page") else ""
+        raise AttributeError(f"module 'attemper' has no attribute {name!r}{missing}")
+    home = _HOMES[name]
+    module = importlib.import_module(home if home.startswith(LAB) else f".{home}", __name__)
+    value = module if name in _MODULES else getattr(module, name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""How text is printed: numbers with their nouns, text from outside without control characters, tables that fit the terminal."""
+"""Text for people: numbers with their nouns, untrusted text without control characters, tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 INDENT = 4
-READABLE = 14  # columns that a table's text needs
+READABLE = 14  # the narrowest column of text
 NOT_ASCII = re.compile(r"[^ -~]+")
 
 
@@ -42,9 +42,9 @@ def hanging(console: Console, words: Text, start: str = "") -> None:
     """Print wrapped text indented by four columns; `start` stands in the indent of the first line. No trailing spaces."""
     from rich.text import Text
 
-    for place, line in enumerate(words.wrap(console, max(1, console.width - INDENT), overflow="fold")):
+    for index, line in enumerate(words.wrap(console, max(1, console.width - INDENT), overflow="fold")):
         line.rstrip()
-        console.print(Text.assemble((f"{'' if place else start:{INDENT}}", "bold"), line))
+        console.print(Text.assemble((f"{'' if index else start:{INDENT}}", "bold"), line))
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -55,7 +55,7 @@ def print_table(console: Console, table: Table) -> None:
     whole = Measurement.get(console, console.options.update(width=10_000), table).maximum
     for column in table.columns:
         widths = [max(map(len, text.splitlines()), default=0) for text in map(str, (column.header, *column.cells))]
-        if not column.no_wrap:  # may be folded, down to what can still be read
+        if not column.no_wrap:  # may be folded, as far as it stays readable
             whole -= max(0, max(widths) - READABLE)
     if whole <= console.width:
         console.print(table)

@@ -33,10 +33,10 @@ except ImportError:  # Windows has no such locks
 
 CHUNK = 1 << 16
 NEW: set[str] = set()
-"""Files that were checked and were not there: what is written under such a name must not take the place of another."""
-SHOWN = {"PIL": "Pillow"}  # where pip has another name
+"""Files that did not exist when they were checked: writing them must not replace a file that was made since."""
+PIP_NAMES = {"PIL": "Pillow"}  # of packages that are imported by another name
 OLDEST = {"transformers": (4, 48)}
-"""Packages of which an older version does not do, as pyproject.toml says too."""
+"""The oldest versions that work; pyproject.toml has them too."""
 
 
 def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
@@ -54,12 +54,12 @@ def check(path: Path | None, suffixes: tuple[str, ...], force: bool) -> None:
         raise _unwritable(path, error) from None
     if mode is not None and stat.S_ISDIR(mode):
         raise InputError(f"-o: {str(path)!r} is a folder. Choose another file.")
-    if mode is not None and not stat.S_ISREG(mode):  # a file moved onto a device would take its place, for everybody
+    if mode is not None and not stat.S_ISREG(mode):  # a file moved onto a device would replace it, for everybody
         raise InputError(f"-o: {str(path)!r} is a device, a pipe or a socket. Choose another file.")
     if mode is not None and not force:
         raise InputError(f"-o: {str(path)!r} already exists. Add --force to overwrite it, or choose another file.")
     (NEW.discard if force else NEW.add)(os.path.realpath(path))
-    _write_and_rename(path, b"", keep=False)  # rights, full names and special folders show in no other way
+    _write_and_rename(path, b"", keep=False)  # only this shows whether permissions, names and special folders allow it
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:
@@ -72,7 +72,7 @@ def save(path: Path, content: bytes, failed: Callable[[Path, OSError], InputErro
 
 
 def _mode(path: Path) -> int | None:
-    """What is at a path, through links; None: nothing."""
+    """The mode of the file at a path, links followed; None: there is none."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def _mode(path: Path) -> int | None:
 def _write_and_rename(
     path: Path, content: bytes, keep: bool, failed: Callable[[Path, OSError], InputError] = _unwritable
 ) -> None:
-    target = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
+    target = Path(os.path.realpath(path))  # a link stays, and its target is replaced
     part = target.with_name(f".attemper-{secrets.token_hex(4)}.part")
     try:
         mode = _mode(path)
@@ -99,19 +99,19 @@ def _write_and_rename(
                 os.replace(part, target)
     except OSError as error:
         raise failed(path, error) from None
-    finally:  # after Ctrl-C too; on a disk that is read-only taking away what is not there fails as well
+    finally:  # after Ctrl-C too; on a read-only disk, removing a file that does not exist fails as well
         with contextlib.suppress(OSError):
             part.unlink()
 
 
 def _make(part: Path, target: Path, path: Path) -> None:
-    """Give a file its name, unless another run has made one of that name since it was checked."""
+    """Give a file its name, unless another run has made a file of that name since the check."""
     NEW.discard(str(target))
     try:
         os.link(part, target)
     except FileExistsError:
         raise InputError(
-            f"-o: {str(path)!r} was written by another program while this one worked, so it was left. Type the command again "
+            f"-o: another program wrote {str(path)!r} while this one worked, so it was not replaced. Type the command again "
             "with --force to overwrite it, or choose another file."
         ) from None
     except OSError:  # a file system without links
@@ -119,7 +119,7 @@ def _make(part: Path, target: Path, path: Path) -> None:
 
 
 def finite(value: Any, unpack: Callable[[Any], Any] = lambda value: value) -> Any:
-    """The same plain data with None for NaN and the infinities, which JSON does not have; ``unpack`` makes objects plain."""
+    """Plain data with None for NaN and the infinities, which JSON does not have; ``unpack`` turns objects into plain data."""
     value = unpack(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -170,21 +170,21 @@ def parquet_bytes(rows: Sequence[Mapping[str, Any]], extra: str) -> bytes:
 
 
 def load(what: str, package: str, extra: str) -> Any:
-    """A package that something needs, or an error: the pip command for the extra of attemper that has it, or what is broken."""
-    found, name = installed(what, package), package.split(".")[0]
-    if found is None:
-        raise MissingExtra(f"{what} needs {SHOWN.get(name, name)}. Type pip install 'attemper[{extra}]'.")
+    """Import a package that ``what`` needs, or raise with the pip command of the extra that installs it."""
+    module, name = installed(what, package), package.split(".")[0]
+    if module is None:
+        raise MissingExtra(f"{what} needs {PIP_NAMES.get(name, name)}. Type pip install 'attemper[{extra}]'.")
     oldest = OLDEST.get(package)
-    if oldest is not None and version_of(found) < oldest:
+    if oldest is not None and version_of(module) < oldest:
         raise InputError(
-            f"{what} needs {name} {'.'.join(map(str, oldest))} or newer; {found.__version__} is installed. "
+            f"{what} needs {name} {'.'.join(map(str, oldest))} or newer; {module.__version__} is installed. "
             f"Type pip install -U 'attemper[{extra}]'."
         )
-    return found
+    return module
 
 
 def installed(what: str, package: str) -> Any:
-    """A package that something needs, None where it is not installed, or an error that says what is broken."""
+    """Import a package that ``what`` needs; None if it is not installed; an error if its installation is broken."""
     name = package.split(".")[0]
     try:
         importlib.import_module(name)
@@ -196,8 +196,8 @@ def installed(what: str, package: str) -> Any:
             return None
         words = " ".join(str(error).split())[:400].rstrip(".")
         raise MissingExtra(
-            f"{what} needs {name}, which is installed but cannot be imported: {type(error).__name__}: {words}. Mend that "
-            f"installation; python -c 'import {package}' shows the whole error."
+            f"{what} needs {name}, which is installed but cannot be imported: {type(error).__name__}: {words}. Reinstall "
+            f"it; python -c 'import {package}' shows the whole error."
         ) from error
 
 
@@ -207,12 +207,12 @@ def version_of(package: Any) -> tuple[int, ...]:
 
 
 def open_lines(path: Path) -> int:
-    """A file descriptor to read lines from and append them to; the file is made where there is none."""
+    """A file descriptor to read lines from and append them to; the file is created if it does not exist."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
 
 
 def lock(file: int, wait: bool = True) -> bool:
-    """Lock an open file until it is closed; False where another process holds the lock and ``wait`` is False.
+    """Lock an open file until it is closed; False if another process holds the lock and ``wait`` is False.
 
     Where the system or the file system has no locks, nothing is locked.
     """
@@ -227,14 +227,14 @@ def lock(file: int, wait: bool = True) -> bool:
 
 
 def append(file: int, text: bytes, sync: bool = False) -> None:
-    """Append to a file opened for appending, whole or not at all: a write that fails is taken back, and raises.
+    """Append to a file opened for appending, whole or not at all: a write that fails is undone, and raises.
 
-    ``sync`` waits until the disk has it.
+    ``sync`` waits until it is on the disk.
     """
     before = os.fstat(file).st_size
     try:
         rest = memoryview(text)
-        while rest:  # a disk that is nearly full takes a part, and says so only when it is given the rest
+        while rest:  # a nearly full disk takes a part, and fails only at the rest
             count = os.write(file, rest)
             if not count:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -248,7 +248,7 @@ def append(file: int, text: bytes, sync: bool = False) -> None:
 
 
 def end_of_last_line(file: int) -> int:
-    """Where the last whole line of an open file ends; what follows was cut short by a kill, and may be truncated."""
+    """Where the last whole line of an open file ends; the rest was cut short by a kill, and may be truncated."""
     end = os.fstat(file).st_size
     while end:
         start = max(0, end - CHUNK)

@@ -6,9 +6,11 @@ something, look here first.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import _foreach_zero_ as _foreach_zero_  # 2.0; many tensors in one launch
 
 # `at_rest` below uses these to see whether anything traces, transforms or records a call. The public functions for that are
@@ -33,6 +35,7 @@ from torch._C import (  # public, without a wrapper in Python
     is_inference_mode_enabled,
 )
 from torch._C._autograd import _profiler_enabled as _profiler_enabled  # 2.0
+from torch._C._functorch import TransformType as TransformType  # 2.0; which of functorch's transforms an interpreter is
 from torch._C._functorch import (
     is_functorch_wrapped_tensor as is_functorch_wrapped_tensor,
 )  # 2.0; its numbers cannot be read
@@ -81,7 +84,7 @@ def may_be_rewritten() -> bool:
     """Whether a function mode is active that may call a function of torch with other arguments, or not at all."""
     if not _is_torch_function_mode_enabled():
         return False
-    active = [_get_function_stack_at(place) for place in range(_len_torch_function_stack())]
+    active = [_get_function_stack_at(index) for index in range(_len_torch_function_stack())]
     return any(type(mode).__name__ != "DeviceContext" for mode in active)  # that one belongs to a default device
 
 
@@ -106,6 +109,12 @@ def apply_of(function: type[Function]) -> Callable[..., Any]:
     2.0; `Function.apply` calls it, after it has looked at every argument.
     """
     return super(Function, function).apply  # type: ignore[misc]
+
+
+def is_functionalizing() -> bool:
+    """Whether ``torch.func.functionalize`` runs, which has no rule for a Function."""
+    interpreter = peek_interpreter_stack()
+    return interpreter is not None and interpreter.key() == TransformType.Functionalize
 
 
 def is_forward_mode() -> bool:
@@ -142,10 +151,9 @@ DRY_RUNS = {"_shape_inference", "_forward_metadata_inference"}
 
 
 def process_groups() -> list[Any]:
-    """All process groups that this process is in (2.0)."""
-    from torch.distributed.distributed_c10d import _world
-
-    return [*_world.pg_map]
+    """All process groups that this process is in (2.0); none in a torch without distributed."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return [] if module is None else [*module._world.pg_map]
 
 
 def resolve_process_group(name: str) -> Any:
@@ -160,3 +168,8 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store  # a torch without distributed does not have it
 
     return _get_default_store()
+
+
+def raise_if_false(condition: Any, sentence: str) -> None:
+    """In a compiled graph, which raises when it runs."""
+    torch._assert_async(condition, sentence)

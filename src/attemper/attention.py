@@ -6,25 +6,15 @@ A logit is the score after scale, softcap and bias, before softmax.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from . import kernels
 from .errors import checked_options
-from .kernels.contract import Problem
-from .operation.checks import Signs, check_signs, prepare
-from .operation.direct import attend, attend_again, attend_unchecked, plain_vitals
-from .operation.listen import TallyTarget
-from .operation.ops import attend_without_autograd_and_modes, matrix
-from .operation.plain import is_plain_call
-from .operation.shapes import NO_VALUE, broadcast_like_torch
-from .vitals import SIGNS, Attended, Vitals, in_dtype, in_shape
-
-ProblemRunner = Callable[[Problem, tuple[str, ...], str], tuple[Tensor, Vitals]]
-"""Runs a checked problem for some signs on a kernel."""
+from .operation.call import Offsets, Signs, prepare
+from .operation.run import AS_USUAL, Execution, attend, matrix
+from .operation.shapes import NO_VALUE
+from .vitals import Attended, Vitals
 
 
 @checked_options
@@ -39,6 +29,8 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
+    documents: Offsets = None,
+    sink: Tensor | None = None,
     signs: Signs = "all",
     kernel: str = "auto",
 ) -> Attended:
@@ -61,6 +53,12 @@ def attention(
             counted from the end.
         softcap: replaces a score s by ``softcap * tanh(s / softcap)``.
         dropout: probability of dropping a weight, applied whenever it is asked for. Vitals precede it.
+        documents: where the documents of a packed sequence begin, and its end: integers ``(N + 1,)``, as ``cu_seqlens``, or
+            ``(B, N + 1)``, a row for each item; two such tensors where the keys have others than the queries. No query sees a
+            key of another document, and ``causal`` and ``window`` count within each. The cost
+            is that of the visible keys. Offsets on a GPU cost one synchronisation a call; keep them on the CPU.
+        sink: ``(H,)``, one learned logit per head, which takes its share of the weight and gives no value. It counts
+            as a key in every sign but ``peak``; -inf disables it for that head.
         signs: ``"all"``, some names, or ``()``. What is not asked for is not computed.
         kernel: ``"auto"`` takes the fastest that serves the call; a named kernel runs or raises.
 
@@ -76,14 +74,10 @@ def attention(
         >>> vitals.peak[0, 3].item()                 # e·e / sqrt(4)
         0.5
     """
-    if is_plain_call(query, key, value, causal, scale, window, softcap, dropout) and value is not None:
-        signs = names = SIGNS if isinstance(signs, str) and signs == "all" else check_signs("attention", signs)
-        found = attend_unchecked(query, key, value, mask, causal, scale, window, softcap, names, kernel)
-        if found is not None:
-            return Attended(found[0], plain_vitals(names, found[1:]))
-    options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap, "dropout": dropout}
-    options["no_value"] = NO_VALUE
-    return _run("attention", query, key, value, signs, kernel, options)
+    return attend(
+        "attention", query, key, value, signs, Execution(kernel), mask=mask, causal=causal, scale=scale, window=window,
+        softcap=softcap, dropout=dropout, documents=documents, sink=sink, no_value=NO_VALUE,
+    )  # fmt: skip
 
 
 @checked_options
@@ -96,6 +90,8 @@ def measure(
     scale: float | Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    documents: Offsets = None,
+    sink: Tensor | None = None,
     signs: Signs = "all",
     kernel: str = "auto",
 ) -> Vitals:
@@ -106,8 +102,10 @@ def measure(
         >>> attemper.measure(k[:1], k).effective_keys      # five equal keys
         tensor([5.])
     """
-    names = check_signs("measure", signs)
-    return _measure(query, key, mask, causal, scale, window, softcap, names, kernel, attend)
+    return attend(
+        "measure", query, key, None, signs, Execution(kernel), mask=mask, causal=causal, scale=scale, window=window,
+        softcap=softcap, documents=documents, sink=sink,
+    ).vitals  # fmt: skip
 
 
 @checked_options
@@ -120,6 +118,8 @@ def weights(
     scale: float | Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    documents: Offsets = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """The whole matrix of attention weights; it stores Lq × Lk numbers. Arguments as in :func:`attention`.
 
@@ -132,9 +132,10 @@ def weights(
         tensor([0.5000, 0.5000, 0.0000])
     """
     options: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
-    problem, _, _, shape = prepare("weights", query, key, None, signs=(), **options)
-    found = matrix(problem)
-    return found.reshape(*shape, found.shape[-1])
+    options |= {"documents": documents, "sink": sink}
+    call = prepare("weights", query, key, None, signs=(), **options)
+    matrices = matrix(call.problem)
+    return matrices.reshape(*call.shape, matrices.shape[-1])
 
 
 @checked_options
@@ -151,7 +152,8 @@ def sdpa(
     """``torch.nn.functional.scaled_dot_product_attention``, argument for argument, on attemper's kernels.
 
     Causal is top-left, True in a boolean mask means keep, a fully masked row gives zeros, and dropout applies whenever it is
-    asked for. Dropout has the same distribution as torch's, but a different random mask.
+    asked for. Dropout has the same distribution as torch's, but a different random mask. Jagged tensors, ``(B, H, j, E)``, are
+    one call with their offsets as ``documents``.
 
     Example:
         >>> q = torch.randn(2, 4, 10, 8)
@@ -159,125 +161,7 @@ def sdpa(
         >>> torch.allclose(attemper.sdpa(q, q, q, is_causal=True), expected, atol=1e-6)
         True
     """
-    plain = type(is_causal) is bool and value is not None
-    if plain and is_plain_call(query, key, value, is_causal, scale, None, None, dropout_p):
-        grouped = bool(enable_gqa)
-        found = attend_unchecked(query, key, value, attn_mask, is_causal, scale, None, None, (), "auto", grouped)
-        if found is not None:
-            return found[0]
-    inputs = broadcast_like_torch("sdpa", query, key, value, enable_gqa)
-    options = {"mask": attn_mask, "dropout": dropout_p, "causal": is_causal, "scale": scale, "torch_names": True}
-    output = _run("sdpa", *inputs, (), "auto", options).output
-    return output if inputs[0].dtype == query.dtype else output.to(query.dtype)
-
-
-def attention_with_detached_signs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    signs: tuple[str, ...],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    softcap: float | None,
-    dropout: float,
-) -> Attended:
-    """:func:`attention` for a watch, which has checked `signs` and lets no gradient reach them."""
-    if is_plain_call(query, key, value, causal, scale, None, softcap, dropout):
-        options = (mask, causal, scale, None, softcap)
-        found = attend_unchecked(query, key, value, *options, signs, "auto", detached=True)
-        if found is not None:
-            return Attended(found[0], plain_vitals(signs, found[1:]))
-    return attention(
-        query, key, value, mask=mask, causal=causal, scale=scale, softcap=softcap, dropout=dropout, signs=signs
-    )
-
-
-def attention_again(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: None,  # as in `attention_with_detached_signs`
-    causal: bool,
-    scale: float | None,
-    softcap: float | None,
-    dropout: float,
-) -> tuple[Tensor, Any] | None:
-    """`attention_with_detached_signs` for a call like an earlier one on a GPU: its output, and all signs as rows of memory.
-
-    None if no earlier call was like it, or this one is not plain.
-    """
-    if not is_plain_call(query, key, value, causal, scale, None, softcap, dropout):
-        return None
-    return attend_again(query, key, value, causal, scale, softcap)
-
-
-def measure_without_autograd_and_modes(
-    query: Tensor,
-    key: Tensor,
-    *,
-    signs: tuple[str, ...],
-    kernel: str,
-    mask: Tensor | None = None,
-    causal: bool | str = False,
-    scale: float | Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Vitals:
-    """:func:`measure` for a watch, which has checked `signs`, and has switched autograd and every mode off."""
-    run = attend_without_autograd_and_modes
-    return _measure(query, key, mask, causal, scale, window, softcap, signs, kernel, run)
-
-
-def _measure(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    causal: bool | str,
-    scale: float | Tensor | None,
-    window: int | None,
-    softcap: float | None,
-    names: tuple[str, ...],
-    kernel: str,
-    run: ProblemRunner,
-) -> Vitals:
-    if is_plain_call(query, key, None, causal, scale, window, softcap, 0.0):
-        found = attend_unchecked(query, key, None, mask, causal, scale, window, softcap, names, kernel)
-        if found is not None:
-            return plain_vitals(names, found[1:])
-    options = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
-    return _run("measure", query, key, None, names, kernel, options, run).vitals
-
-
-def attention_into(
-    target: TallyTarget,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    signs: Signs = (),
-    kernel: str = "auto",
-    **options: Any,
-) -> Attended:
-    """:func:`attention` with its vitals added to a tally, whether or not signs are asked for; options as there."""
-    run = partial(attend, target=target)
-    return _run("attention", query, key, value, signs, kernel, {**options, "no_value": NO_VALUE}, run)
-
-
-def _run(
-    where: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    signs: Signs,
-    kernel: str,
-    options: dict[str, Any],
-    run: ProblemRunner = attend,
-) -> Attended:
-    """Check, choose a kernel, run it, and return results in the caller's shape."""
-    problem, request, names, shape = prepare(where, query, key, value, signs=signs, **options)
-    output, vitals = run(problem, names, kernels.choose(where, request, kernel))
-    attended = in_dtype(output, vitals, request.dtype)
-    return attended if query.dim() == 4 else in_shape(attended, shape)
+    return attend(
+        "sdpa", query, key, value, (), AS_USUAL, mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale,
+        no_value=NO_VALUE, like_torch=True, grouped=bool(enable_gqa),
+    ).output  # fmt: skip

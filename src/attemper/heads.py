@@ -13,12 +13,12 @@ SATURATED_WEIGHT = 0.99
 SATURABLE_KEYS = 8
 
 COLUMNS = (
-    *("rows", "visible", "mean", "variance", "lse", "entropy", "p2", "top_weight", "effective_keys"),
+    *("rows", "visible", "mean", "variance", "lse", "entropy", "sum_p2", "top_weight", "effective_keys"),
     *("evenness_rows", "evenness", "jacobian_trace", "saturable_rows", "saturated"),
 )
-"""What is summed, in this order, of the signs that were measured; ``peak`` is a maximum and is kept apart."""
+"""The columns of ``sums``, in this order, for the signs that were measured; ``peak``, a maximum, is stored separately."""
 ALL_COLUMNS = (*COLUMNS, "peak")
-"""The columns of a call of which all signs were measured."""
+"""The columns if all signs were measured."""
 
 
 class HeadSummary:
@@ -27,7 +27,7 @@ class HeadSummary:
     ``rows`` is how many rows were counted (those that see a key). ``saturated`` is the share of rows whose top weight
     is above 0.99, among rows that see at least 8 keys. Summaries merge exactly with ``a.merge(b)``: over calls, over
     steps, and over ranks (all-reduce ``sums`` with SUM and ``peaks`` with MAX). ``score_peaks`` are the largest scale · q·k of
-    a watch's heads, where numbers are added to them (ALiBi, T5); None if ``peaks`` are these.
+    each head, before a bias (ALiBi, T5) is added; None if they equal ``peaks``.
     """
 
     score_peaks: Tensor | None = None
@@ -70,19 +70,19 @@ class HeadSummary:
         return cls((*columns, "peak") if peak is not None else columns, totals, peaks)
 
     def merge(self, *others: HeadSummary) -> HeadSummary:
-        """The summary of the rows of all of them."""
-        found = self
+        """One summary of the rows of all of them."""
+        merged = self
         for other in others:
-            if found.columns != other.columns or found.sums.shape != other.sums.shape:
+            if merged.columns != other.columns or merged.sums.shape != other.sums.shape:
                 raise InputError(
-                    f"merge(): summaries must hold the same signs and heads; got {found!r} and {other!r}. "
+                    f"merge(): summaries must hold the same signs and heads; got {merged!r} and {other!r}. "
                     "Measure both with the same signs=."
                 )
-            peaks, scores = torch.maximum(found.peaks, other.peaks), None
-            if found.score_peaks is not None or other.score_peaks is not None:
-                scores = torch.maximum(found.largest_scores, other.largest_scores)
-            found = HeadSummary(found.columns, found.sums + other.sums, peaks, scores)
-        return found
+            peaks, scores = torch.maximum(merged.peaks, other.peaks), None
+            if merged.score_peaks is not None or other.score_peaks is not None:
+                scores = torch.maximum(merged.largest_scores, other.largest_scores)
+            merged = HeadSummary(merged.columns, merged.sums + other.sums, peaks, scores)
+        return merged
 
     @property
     def has_scores(self) -> bool:
@@ -91,7 +91,7 @@ class HeadSummary:
 
     @property
     def largest_scores(self) -> Tensor:
-        """The largest scale · q·k of each head ``(H,)``: its peak, unless something is added to the scores."""
+        """The largest scale · q·k of each head ``(H,)``: its peak, unless a bias is added to the scores."""
         return self.peaks if self.score_peaks is None else self.score_peaks
 
     @property
@@ -104,11 +104,11 @@ class HeadSummary:
         return len(self.sums)
 
     def tensors(self) -> list[Tensor]:
-        """What holds its numbers."""
+        """The tensors that hold its numbers."""
         return [self.sums, self.peaks, *([] if self.score_peaks is None else [self.score_peaks])]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> HeadSummary:
-        """The same summary with other tensors in their place, such as copies on another device."""
+        """The summary with these tensors in place of its own, such as copies on another device."""
         return HeadSummary(self.columns, *tensors)
 
     def __getattr__(self, name: str) -> Tensor:
@@ -135,9 +135,9 @@ class HeadSummary:
 
 
 class BlockSummary(HeadSummary):
-    """A summary whose numbers are some rows of a block: of many summaries, (heads of all, columns and peak).
+    """A summary stored in some rows of a block, (heads of many summaries, columns and peak), that others share.
 
-    What moves or keeps the numbers of many summaries does so once for a block.
+    Copying the block copies the numbers of all of them at once.
     """
 
     def __init__(self, columns: tuple[str, ...], block: Tensor, first: int, heads: int) -> None:
@@ -156,7 +156,7 @@ class BlockSummary(HeadSummary):
         return self.heads
 
     def alone(self) -> BlockSummary:
-        """The same with a block of its own."""
+        """A copy with its own block."""
         rows = self.block[self.first : self.first + self.heads]
         return BlockSummary(self.columns, rows.clone(), 0, self.heads)
 
@@ -188,8 +188,8 @@ def _sees_a_key(signs: Mapping[str, Tensor]) -> Tensor:
     for name in ("lse", "peak"):
         if name in signs:
             return signs[name] != float("-inf")
-    if "p2" in signs:
-        return signs["p2"] != 0
+    if "sum_p2" in signs:
+        return signs["sum_p2"] != 0
     return torch.ones_like(next(iter(signs.values())), dtype=torch.bool)
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 FACTS = {
     "head_dim": "the width of one head, d_k",
     "heads": "how many query heads there are",
-    "layer": "the layer's place in the model, counted from 0",
+    "layer": "the layer's index in the model, from 0",
     "keys": "how many keys the row sees",
 }
-"""What a rule may need to know."""
+"""The facts that a rule may need."""
 
 _EXAMPLE = {"head_dim": 64, "heads": 8, "layer": 0, "keys": 1024}
 
@@ -31,14 +31,14 @@ _EXAMPLE = {"head_dim": 64, "heads": 8, "layer": 0, "keys": 1024}
 class Rule:
     """One way to choose the scale; read one from the table with :func:`rule`.
 
-    ``formula`` is the whole logit, ``says`` one sentence about it. ``needs`` names the arguments of :meth:`scale`. ``gain`` is
-    where a learned number per head starts (None: nothing is learned), ``unit`` says that q and k are first brought to length 1,
-    ``softcap`` bounds the logits.
+    ``formula`` is the whole logit, ``description`` one sentence about it. ``needs`` names the arguments of :meth:`scale`.
+    ``gain`` is the initial value of a number learned per head (None: nothing is learned), ``unit`` says that q and k
+    are first scaled to length 1, ``softcap`` bounds the logits.
     """
 
     name: str
     formula: str
-    says: str
+    description: str
     used_by: str
     source: str
     factor: Callable[..., Any] = field(repr=False, compare=False)
@@ -56,16 +56,16 @@ class Rule:
         keys: int | Tensor | None = None,
         gain: float | Tensor | None = None,
     ) -> Any:
-        """What this rule multiplies q·k with: a number, or a tensor where ``keys`` or ``gain`` is one.
+        """The factor on q·k: a number, or a tensor if ``keys`` or ``gain`` is a tensor.
 
         Give everything you know; the rule ignores what it does not need.
 
         Args:
             head_dim: the width of one head, d_k.
             heads: how many query heads there are.
-            layer: the layer's place in the model, counted from 0.
-            keys: how many keys the row sees: a number, or a tensor with one per row.
-            gain: the learned number; where it starts when left out.
+            layer: the layer's index in the model, from 0.
+            keys: how many keys a row sees: a number, or a tensor with a number per row.
+            gain: the learned number; left out, its initial value.
 
         Example:
             >>> attemper.rule("sqrt_dk").scale(head_dim=64)
@@ -90,11 +90,11 @@ class Rule:
         return (rule, (self.name,)) if RULES.get(self.name) is self else (Rule, tuple(self.__dict__.values()))
 
     def require(self, where: str, facts: Mapping[str, object]) -> None:
-        """Raise where a needed fact is missing, before any tensor arrives. `where` is the caller, as its user writes it."""
+        """Raise if a needed fact is missing, before any tensor arrives. `where` is the call, as a user writes it."""
         for name in self.needs:
             if name in facts and facts[name] is None:
                 raise InputError(
-                    f"{where}: rule {self.name!r} ({self.formula}) needs `{name}`, {FACTS[name]}; got none. "
+                    f"{where}: rule {self.name!r} ({self.formula}) needs `{name}`, {FACTS[name]}. "
                     f"Add {name}={_EXAMPLE[name]}."
                 )
 
@@ -122,7 +122,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="sqrt_dk",
             formula="q·k / √d_k",
-            says="Independent entries of variance 1 give q·k the variance d_k; this brings it back to 1.",
+            description="Independent entries of variance 1 give q·k the variance d_k; this brings it back to 1.",
             used_by="the Transformer, and nearly every model since",
             source="Vaswani et al. 2017, arXiv:1706.03762 §3.2.1",
             factor=lambda head_dim: head_dim**-0.5,
@@ -130,7 +130,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="none",
             formula="q·k",
-            says="No divisor; the initialisation or a norm has to keep the logits small.",
+            description="No divisor; the initialisation or a norm has to keep the logits small.",
             used_by="T5 (divisor folded into the initialisation), GPT-Neo, Gemma 4 (after QK-norm)",
             source="Raffel et al. 2020, arXiv:1910.10683; Luong et al. 2015, arXiv:1508.04025",
             factor=lambda: 1.0,
@@ -139,7 +139,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="dk",
             formula="q·k / d_k",
-            says="For trained q and k, which are correlated: their product grows like d_k, not like √d_k. Flat at the start.",
+            description="For trained q and k, which are correlated: their product grows like d_k, not √d_k. Flat at the start.",
             used_by="µP (maximal update parametrisation), Granite's attention_multiplier",
             source="Yang et al. 2022, arXiv:2203.03466",
             factor=lambda head_dim: 1.0 / head_dim,
@@ -147,7 +147,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="sqrt_dmodel",
             formula="q·k / √d_model",
-            says="The width of the model in place of the head's: logits √heads too small, attention too flat. Usually a mistake.",
+            description="The model's width, not the head's: logits √heads too small, attention too flat. Usually a mistake.",
             used_by="no known model by design",
             source="a common error: the dot product runs over d_k numbers, not over d_model",
             factor=lambda head_dim, heads: (head_dim * heads) ** -0.5,
@@ -156,7 +156,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="layer",
             formula="q·k / ((layer + 1) √d_k)",
-            says="Deeper layers get smaller logits. Megatron-LM divides by the layer too, but multiplies it back before softmax.",
+            description="Deeper layers get smaller logits. Megatron-LM also divides by the layer, but undoes it before softmax.",
             used_by="GPT-2 models trained by Stanford CRFM (Mistral): the flag scale_attn_by_inverse_layer_idx",
             source="transformers, GPT2Config.scale_attn_by_inverse_layer_idx",
             factor=lambda head_dim, layer: head_dim**-0.5 / (layer + 1),
@@ -165,7 +165,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="log_n",
             formula="s ln(n) q·k / √d_k",
-            says="Grows with the number of keys a row sees, so that attention stays sharp as n grows; s is learned per head.",
+            description="Grows with the number of keys a row sees, so attention stays sharp as n grows; s is learned per head.",
             used_by="Scalable-Softmax (SSMax); relatives in Ministral 3, Mistral Large 4 and Inkling",
             source="Nakanishi 2025, arXiv:2501.19399 (s starts at 0.43, which its Fig. 1 sets)",
             factor=lambda head_dim, keys: head_dim**-0.5 * _log(keys),
@@ -175,7 +175,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="learned",
             formula="g q·k / √d_k",
-            says="One learned number per head, which starts at 1/√d_k.",
+            description="One learned number per head, which starts at 1/√d_k.",
             used_by="Swin v2, one per head, there on the cosine",
             source="Liu et al. 2022, arXiv:2111.09883 §3.2",
             factor=lambda head_dim: head_dim**-0.5,
@@ -184,7 +184,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="qk_norm",
             formula="g √d_k cos(q, k)",
-            says="q and k are brought to length 1, so |logit| ≤ g √d_k whatever training does to their norms; g is learned.",
+            description="q and k are scaled to length 1: |logit| ≤ g √d_k whatever training does to their norms; g is learned.",
             used_by="ViT-22B, OLMo 2, Gemma 3, Qwen 3 (RMS or layer norm), nGPT (unit norm)",
             source="Henry et al. 2020, arXiv:2010.04245; Loshchilov et al. 2024, arXiv:2410.01131 (√d_k)",
             factor=lambda head_dim: head_dim**0.5,
@@ -194,7 +194,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="softcap",
             formula="c tanh(q·k / (c √d_k)), c = 50",
-            says="1/√d_k, then a smooth ceiling: no logit passes 50.",
+            description="1/√d_k, then a smooth ceiling: no logit passes 50.",
             used_by="Gemma 2 (50), Grok-1 (30)",
             source="Gemma Team 2024, arXiv:2408.00118 §2",
             factor=lambda head_dim: head_dim**-0.5,

@@ -5,37 +5,41 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from ._torch_private import register_pytree_node
+from ._torch_private import at_rest, register_pytree_node
 from .errors import InputError, SignNotMeasured, checked_options, nearest
 from .heads import HeadSummary
 
-SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
+SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "sum_p2")
 """The stored signs, in the order every kernel returns them."""
 
 DERIVED = {
     "top_weight": ("peak", "lse"),
     "effective_keys": ("entropy", "lse"),
     "evenness": ("visible", "entropy"),
-    "jacobian_trace": ("p2",),
+    "jacobian_trace": ("sum_p2",),
 }
-"""The derived signs and the stored ones each is made of."""
+"""The derived signs, and the stored signs that each is computed from."""
 
 NEG_INF = float("-inf")
 HALVES = (torch.float16, torch.bfloat16)
 SMALL = torch.finfo(torch.float16).tiny
 
 
+_LOW = ("_lse_low", "_output_low")
+
+
 class Vitals:
     """The vital signs of one attention call: a tensor ``(..., H, Lq)`` per sign, over the keys that row may see.
 
     Stored: ``visible`` (int32: how many keys the row sees), ``mean`` and ``variance`` of its logits, ``peak`` (its
-    largest logit), ``lse`` (log-sum-exp), ``entropy`` (nats), ``p2`` (the sum of squared weights). Derived when read:
+    largest logit), ``lse`` (log-sum-exp), ``entropy`` (nats), ``sum_p2`` (the sum of squared weights). Derived when read:
     ``top_weight``, ``effective_keys``, ``evenness``, ``jacobian_trace``. All but ``visible`` carry gradients.
+    A stored sign becomes a tensor when it is first read, and may share memory with the others: ``clone()`` it to keep it alone.
 
     A row that sees no key has visible 0, peak and lse -inf, and every other sign 0 (evenness: NaN).
 
@@ -54,9 +58,11 @@ class Vitals:
     peak: Tensor
     lse: Tensor
     entropy: Tensor
-    p2: Tensor
-    _lse_low: Tensor | None = None  # the rounding error of lse (exact - stored), for merge() and top_weight
-    _output_low: Tensor | None = None  # that of a half-precision output, for merge(): bytes, since NCCL sends no int16
+    sum_p2: Tensor
+    _lse_low: Tensor | None  # the rounding error of lse (exact - stored), for merge() and top_weight
+    _output_low: Tensor | None  # that of a half-precision output, for merge(): bytes, since NCCL sends no int16
+    _signs: Any = None  # what the kernel returned; a sign becomes a tensor when it is first read
+    _asked: tuple[str, ...] = ()  # the names of the signs in it
 
     def __init__(self, **signs: Tensor) -> None:
         unknown = [name for name in signs if name not in SIGNS]
@@ -69,7 +75,8 @@ class Vitals:
     @property
     def measured(self) -> tuple[str, ...]:
         """The stored signs this call measured, in the order of ``SIGNS``."""
-        return tuple(name for name in SIGNS if name in self.__dict__)
+        fields = self.__dict__
+        return tuple([name for name in SIGNS if name in fields or name in self._asked])
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Vitals:
         """The vitals with a function applied to every stored sign: ``vitals.each(torch.Tensor.detach)``.
@@ -77,12 +84,12 @@ class Vitals:
         Args:
             function: takes a sign's tensor and gives one back.
         """
-        found = Vitals(**{name: function(getattr(self, name)) for name in self.measured})
-        return found if self._lse_low is None else found._with_low(function(self._lse_low))
+        mapped = Vitals(**{name: function(getattr(self, name)) for name in self.measured})
+        return mapped if self._lse_low is None else mapped._with_low(function(self._lse_low))
 
     def _with_low(self, low: Tensor | None, output_low: Tensor | None = None) -> Vitals:
         """Attach the rounding errors of lse and of the output, if lse was measured."""
-        if "lse" in self.__dict__ and low is not None:
+        if "lse" in self.measured and low is not None:
             self._lse_low = low
             if output_low is not None:
                 self._output_low = output_low.view(torch.int8)
@@ -117,9 +124,9 @@ class Vitals:
 
     @property
     def jacobian_trace(self) -> Tensor:
-        """``1 - p2``, the trace of the softmax's Jacobian. It is not the size of a gradient."""
-        # a row with a key has p2 >= 1/n, so 0 can only be a row without one
-        return (1 - self.p2).masked_fill(self.p2 == 0, 0.0)
+        """``1 - sum_p2``, the trace of the softmax's Jacobian. It is not the size of a gradient."""
+        # a row with a key has sum_p2 >= 1/n, so 0 can only be a row without one
+        return (1 - self.sum_p2).masked_fill(self.sum_p2 == 0, 0.0)
 
     def by_head(self, rows: Tensor | None = None) -> HeadSummary:
         """Summarise the rows of each head, detached, in a form that merges over calls, steps and ranks.
@@ -127,26 +134,55 @@ class Vitals:
         Args:
             rows: boolean, broadcastable to ``(..., H, Lq)``; False leaves a row out (a padded query). For a batch
                 of padded sequences, ``keep[:, None, :]`` with ``keep`` of shape ``(B, Lq)``. Rows that see no key are left
-                out too, where ``visible``, ``lse``, ``peak`` or ``p2`` was measured to tell them by.
+                out too, where ``visible``, ``lse``, ``peak`` or ``sum_p2`` was measured to tell them by.
         """
         return HeadSummary.of({name: sign.detach() for name, sign in self.to_dict().items()}, rows)
 
     def __getattr__(self, name: str) -> Tensor:
-        # reached only when ordinary look-up fails: a sign not measured, or a derived one that lacks its parts
+        # reached only when ordinary look-up fails
+        if name in self._asked:
+            tensor: Tensor = getattr(self._signs, name)
+            return self._keep(name, tensor)
+        if name in _LOW:
+            lost = getattr(self._signs, name[1:]) if "lse" in self._asked else None
+            if name == "_output_low" and lost is not None:  # an op returns an empty one for none
+                lost = lost.view(torch.int8) if lost.dim() > 1 else None
+            return self._keep(name, lost)  # type: ignore[arg-type]
+        # a sign not measured, or a derived one that lacks its parts
         needs = DERIVED.get(name, (name,) if name in SIGNS else ())
         if not needs:
             raise AttributeError(f"Vitals has no sign {name!r}")
-        missing = [sign for sign in needs if sign not in self.__dict__]
+        missing = [sign for sign in needs if sign not in self.measured]
         raise SignNotMeasured(
             f"vitals.{name} was not measured: this call asked for signs={self.measured}. "
             f"Add {', '.join(map(repr, missing))} to signs=, or use signs='all'."
         )
+
+    def _keep(self, name: str, sign: Tensor) -> Tensor:
+        """Store a sign that is read for the first time, unless a mode or a transform may have changed it."""
+        if torch.is_grad_enabled() if torch.compiler.is_compiling() else at_rest():
+            self.__dict__[name] = sign
+        return sign
+
+    def __delattr__(self, name: str) -> None:
+        getattr(self, name)  # raises if it was not measured
+        self.__dict__["_asked"] = tuple(asked for asked in self._asked if asked != name)
+        self.__dict__.pop(name, None)
+
+    def __getstate__(self) -> dict[str, Tensor]:
+        names = (*self.measured, *(name for name in _LOW if getattr(self, name) is not None))
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         if not self.measured:
             return "Vitals()"
         shape = tuple(getattr(self, self.measured[0]).shape)
         return f"Vitals({', '.join(self.measured)}; rows {shape})"
+
+
+def as_returned(vitals: Vitals) -> Any:
+    """What the kernel returned, if no sign has been read yet: a watch then reads memory by address and makes no tensors."""
+    return vitals._signs if vitals.__dict__.keys() == {"_signs", "_asked"} else None
 
 
 class Attended(NamedTuple):
@@ -170,7 +206,9 @@ def in_shape(attended: Attended, shape: tuple[int, ...]) -> Attended:
     vitals = vitals.each(lambda sign: sign.reshape(shape))
     if low is not None:
         vitals._output_low = low.reshape(*shape, low.shape[-1])
-    return Attended(output.reshape(*shape, output.shape[-1]) if output.dim() > 1 else output, vitals)
+    return Attended(
+        output.reshape(*shape, output.shape[-1]) if output is not None and output.dim() > 1 else output, vitals
+    )
 
 
 @overload
@@ -223,8 +261,11 @@ def merge(parts: Iterable[Attended] | Iterable[Vitals]) -> Attended | Vitals:
 
 
 def _merge_attended(shards: Sequence[Attended]) -> Attended:
-    shapes = {tuple(shard.output.shape) for shard in shards}
-    if len({shape[-1:] for shape in shapes}) > 1:
+    first = shards[0].output.shape
+    if any(
+        shard.output.shape[-1:] != first[-1:] for shard in shards
+    ):  # no set: traced sizes that are equal hash differently
+        shapes = {tuple(shard.output.shape) for shard in shards}
         raise InputError(
             f"merge(): shards must have outputs of one width; got shapes {', '.join(map(str, sorted(shapes)))}. "
             "Call attention() with values of the same width for every shard."
@@ -255,8 +296,9 @@ def _before_rounding(shard: Attended) -> Tensor:
 def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
     common = [name for name in SIGNS if all(name in shard.measured for shard in shards)]
     for name in common:
-        shapes = {tuple(getattr(shard, name).shape) for shard in shards}
-        if len(shapes) > 1:
+        first = getattr(shards[0], name).shape
+        if any(getattr(shard, name).shape != first for shard in shards):
+            shapes = {tuple(getattr(shard, name).shape) for shard in shards}
             raise InputError(
                 f"merge(): shards must hold the same rows; got {name} of shapes {', '.join(map(str, sorted(shapes)))}. "
                 "Call attention() with the same queries for every shard."
@@ -284,8 +326,8 @@ def _merge(shards: Sequence[Vitals]) -> tuple[Vitals, Tensor]:
         signs["peak"] = part["peak"].max(0).values
     if "entropy" in part:
         signs["entropy"] = (weight * (part["entropy"] - log_weight)).sum(0)
-    if "p2" in part:
-        signs["p2"] = (weight.square() * part["p2"]).sum(0)
+    if "sum_p2" in part:
+        signs["sum_p2"] = (weight.square() * part["sum_p2"]).sum(0)
     if "visible" in part:
         signs["visible"] = part["visible"].sum(0, dtype=torch.int32)
         # Chan's formula: moments of parts weighted by how many keys each part saw
@@ -326,12 +368,9 @@ def unrounded(output: Tensor, low: Tensor) -> Tensor:
     return torch.where(short.abs() < SMALL, short + low * 2.0**-40, whole) if output.dtype == torch.float16 else whole
 
 
-_LOW = ("_lse_low", "_output_low")
-
-
 def _flatten(vitals: Vitals) -> tuple[list[Tensor], tuple[str, ...]]:
-    names = (*vitals.measured, *(name for name in _LOW if getattr(vitals, name) is not None))
-    return [getattr(vitals, name) for name in names], names
+    tensors = vitals.__getstate__()
+    return [*tensors.values()], tuple(tensors)
 
 
 def _unflatten(tensors: Iterable[Tensor], names: tuple[str, ...]) -> Vitals:

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from attemper.bench import cpu, render
-from attemper.bench.candidates import Case
+from attemper_lab.bench import cpu, render
+from attemper_lab.bench.candidates import Case
 from close import in_float64
 
 TINY = [

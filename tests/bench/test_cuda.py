@@ -2,14 +2,14 @@
 
 import pytest
 
-from attemper.bench import cuda
+from attemper_lab.bench import cuda
 
 
 def refused():
     raise RuntimeError("No available kernel.\nMore about it.")
 
 
-@pytest.mark.parametrize("name", ["sdpa", "attemper", "measure", "read", "lse, p2"])
+@pytest.mark.parametrize("name", ["sdpa", "attemper", "measure", "read", "lse, sum_p2"])
 def test_a_candidate_that_must_run_is_not_left_out(name):
     with pytest.raises(RuntimeError, match="No available kernel"):
         cuda._interleave({"sdpa": lambda: None, name: refused}, 1, print)

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import grad
 
 import attemper
-from attemper.bench import eager
+from attemper_lab.bench import eager
 from close import assert_float64
 from judge import SIGNS, assert_within
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import forked
-from attemper.bench import memory
-from attemper.bench.candidates import Case
 from attemper.errors import InputError
+from attemper_lab.bench import memory
+from attemper_lab.bench.candidates import Case
 
 MIB = memory.MIB
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark can only be reset on Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 pytestmark = pytest.mark.xdist_group("memory")  # in one process: what is probed is probed once
@@ -41,8 +41,8 @@ def test_known_allocations_are_found_to_a_few_mib(monkeypatch):
 
 PROBE = """
 import json
-from attemper.bench import memory
-from attemper.bench.candidates import Case
+from attemper_lab.bench import memory
+from attemper_lab.bench.candidates import Case
 order = json.loads(argv[1])
 found = memory.probe(order["candidate"], Case(**{**order["case"], "shape": tuple(order["case"]["shape"])}))
 open(argv[0], "w").write(json.dumps(found))

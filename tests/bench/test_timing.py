@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from attemper import _timing
-from attemper._timing import Times, interleave, median_interval
-from attemper.bench import speed
-from attemper.bench.candidates import CANDIDATES, Case
+from attemper_lab import timing
+from attemper_lab.bench import speed
+from attemper_lab.bench.candidates import CANDIDATES, Case
+from attemper_lab.timing import Times, interleave, median_interval
 from close import assert_float64, in_float64
 
 
@@ -29,7 +29,7 @@ def test_every_round_runs_each_candidate_once_and_each_follows_each_as_often(nam
 def test_a_slower_call_is_seen_to_be_slower(monkeypatch):
     """On a clock of its own: on a busy machine a short sleep takes as long as a long one."""
     now = [0.0]
-    monkeypatch.setattr(_timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def sleep(seconds):
         now[0] += seconds
@@ -104,7 +104,7 @@ def test_flops_are_those_of_the_matrix_products(direction, products):
 
 
 def test_candidates_agree_on_the_output_and_the_gradients():
-    from attemper.bench.candidates import call
+    from attemper_lab.bench.candidates import call
 
     tensors = Case((1, 2, 64, 16), True, "forward_backward", "float64").tensors()
     found = {name: call(name, tensors)() for name in CANDIDATES}

@@ -8,8 +8,8 @@ import torch
 
 import attemper
 from attemper import cli
-from attemper.bench import run, watch, watch_compiled, watch_cuda
 from attemper.errors import MissingExtra
+from attemper_lab.bench import run, watch, watch_compiled, watch_cuda
 from judge import assert_as_exact
 
 
@@ -37,7 +37,7 @@ def test_candidates_give_the_same_and_only_the_watched_measure(small, monkeypatc
     subject.eager.float()
     plain = [expected[keep], eager()[0][keep]]
     assert_as_exact("output", output[0][keep], plain, exact[keep])
-    assert next(iter(record.facts.values())).route == "replaced"
+    assert next(iter(record.info.values())).route == "replaced"
     assert len(calls["eager_attentions"]().attentions) == 1
     assert len(made[0].record) == 0  # the one that rests
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import attemper
 from attemper.kernels.reference import define
-from attemper.operation.checks import prepare
+from attemper.operation.call import prepare
 from cases import GRID, pairwise
 from close import assert_float64
 from serving import ON_CPU
@@ -65,7 +65,7 @@ def test_vitals_are_the_textbook_formulas():
         "peak": z.amax(-1),
         "lse": z.logsumexp(-1),
         "entropy": -(p * p.log()).sum(-1),
-        "p2": (p * p).sum(-1),
+        "sum_p2": (p * p).sum(-1),
         "top_weight": p.amax(-1),
         "effective_keys": (-(p * p.log()).sum(-1)).exp(),
         "evenness": -(p * p.log()).sum(-1) / math.log(7),
@@ -99,14 +99,14 @@ def test_a_row_without_keys(kernel):
         "peak": -math.inf,
         "lse": -math.inf,
         "entropy": 0.0,
-        "p2": 0.0,
+        "sum_p2": 0.0,
         "top_weight": 0.0,
         "effective_keys": 0.0,
     }
     assert vitals.jacobian_trace[0, 0, 2] == 0
     assert vitals.evenness[0, 0, 2].isnan()
     assert torch.equal(output[0, 0, 2], torch.zeros(8))
-    (output.sum() + vitals.entropy.sum() + vitals.variance.sum() + vitals.p2.sum()).backward()
+    (output.sum() + vitals.entropy.sum() + vitals.variance.sum() + vitals.sum_p2.sum()).backward()
     for leaf in leaves:
         assert leaf.grad.isfinite().all()
     assert torch.equal(leaves[0].grad[0, 0, 2], torch.zeros(8))

@@ -23,10 +23,10 @@ def test_a_sign_not_asked_for_raises_with_a_sentence():
     vitals = attend(signs=("entropy", "lse")).vitals
     assert vitals.measured == ("lse", "entropy")
     with pytest.raises(SignNotMeasured) as error:
-        _ = vitals.p2
+        _ = vitals.sum_p2
     assert str(error.value) == (
-        "vitals.p2 was not measured: this call asked for signs=('lse', 'entropy'). "
-        "Add 'p2' to signs=, or use signs='all'."
+        "vitals.sum_p2 was not measured: this call asked for signs=('lse', 'entropy'). "
+        "Add 'sum_p2' to signs=, or use signs='all'."
     )
     with pytest.raises(SignNotMeasured, match=r"top_weight was not measured.*Add 'peak' to signs"):
         _ = vitals.top_weight
@@ -47,7 +47,7 @@ def test_vitals_survive_a_copy_and_a_pickle_free_round_trip():
     again = copy.deepcopy(vitals)
     assert torch.equal(again.entropy, vitals.entropy)
     assert isinstance(tree_unflatten(*tree_flatten(vitals)), Vitals)
-    assert repr(vitals) == "Vitals(visible, mean, variance, peak, lse, entropy, p2; rows (2, 3, 6))"
+    assert repr(vitals) == "Vitals(visible, mean, variance, peak, lse, entropy, sum_p2; rows (2, 3, 6))"
 
 
 def test_merge_gives_the_gradients_of_the_whole():
@@ -153,7 +153,7 @@ def test_by_head_leaves_out_rows_without_keys_whatever_was_measured():
     mask[0] = float("-inf")
     everything = attend(mask=mask).vitals.by_head().rows.tolist()
     assert everything == [10.0] * 3
-    for sign in ("visible", "lse", "peak", "p2"):
+    for sign in ("visible", "lse", "peak", "sum_p2"):
         assert attend(mask=mask, signs=sign).vitals.by_head().rows.tolist() == everything, sign
     mask[0] = torch.finfo(torch.float32).min
     assert attend(mask=mask).vitals.by_head().rows.tolist() == everything
@@ -166,7 +166,7 @@ def test_merge_says_what_it_needs():
     with pytest.raises(InputError, match="all Attended or all Vitals; got Attended, Vitals"):
         attemper.merge([part, part.vitals])
     with pytest.raises(InputError, match="every shard must have measured `lse`"):
-        attemper.merge([attend(signs="p2").vitals])
+        attemper.merge([attend(signs="sum_p2").vitals])
     with pytest.raises(InputError, match=r"the same rows; got visible of shapes \(2, 3, 5\), \(2, 3, 6\)"):
         attemper.merge([part, attend(lq=5)])
     with pytest.raises(InputError, match=r"unknown sign 'entorpy'. Did you mean 'entropy'"):
@@ -179,7 +179,7 @@ def test_merge_says_what_it_needs():
 def test_by_head_is_a_mean_over_rows_and_merges_exactly():
     one, two = attend(causal=True).vitals, attend(causal=True).vitals
     summary = one.by_head().merge(two.by_head())
-    for name in ("entropy", "variance", "p2", "lse", "top_weight"):
+    for name in ("entropy", "variance", "sum_p2", "lse", "top_weight"):
         both = torch.cat([getattr(one, name), getattr(two, name)])  # (4, 3, 6)
         assert_float64(getattr(summary, name), both.mean((0, 2)))
     assert_float64(summary.peak, torch.cat([one.peak, two.peak]).amax((0, 2)))
@@ -223,8 +223,8 @@ def test_by_head_says_what_is_wrong():
         vitals.by_head(rows=[True] * 6)
     with pytest.raises(InputError, match="no sign was measured"):
         attend(signs=()).vitals.by_head()
-    with pytest.raises(SignNotMeasured, match=r"'p2' was not measured. This summary has: rows, lse"):
-        _ = attend(signs="lse").vitals.by_head().p2
+    with pytest.raises(SignNotMeasured, match=r"'sum_p2' was not measured. This summary has: rows, lse"):
+        _ = attend(signs="lse").vitals.by_head().sum_p2
     with pytest.raises(InputError, match="same signs and heads"):
         vitals.by_head().merge(attend(signs="lse").vitals.by_head())
 
@@ -236,4 +236,4 @@ def test_to_dict_has_every_sign_that_can_be_read():
     assert list(found) == [*SIGNS, "top_weight", "effective_keys", "evenness", "jacobian_trace"]
     assert all(torch.equal(sign, getattr(vitals, name)) for name, sign in found.items())
     assert found["evenness"].requires_grad
-    assert list(attemper.measure(q, q, signs=("lse", "p2")).to_dict()) == ["lse", "p2", "jacobian_trace"]
+    assert list(attemper.measure(q, q, signs=("lse", "sum_p2")).to_dict()) == ["lse", "sum_p2", "jacobian_trace"]

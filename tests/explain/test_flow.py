@@ -10,7 +10,7 @@ import pytest
 import attemper
 from attemper import cli
 from attemper.errors import InputError
-from attemper.explain import canvas, flow
+from attemper_lab.explain import canvas, flow
 
 REPO = Path(__file__).parents[2]
 TEXT = "Love Apple phones"
@@ -46,8 +46,8 @@ def test_it_shows_every_shape_and_the_numbers_of_both_lanes(name):
     for lane in steps["weights"].lanes:
         assert lane.format(lane.values[0][0]).replace("-", "−") in words
     for signs in explanation.signs:
-        assert any(f"top weight {flow.measured(signs['top_weight'])}" in word for word in words)
-        assert any(f"variance {flow.measured(signs['variance'])}" == word for word in words)
+        assert any(f"top weight {flow.format_measured(signs['top_weight'])}" in word for word in words)
+        assert any(f"variance {flow.format_measured(signs['variance'])}" == word for word in words)
     assert [word for word in words if not word.isprintable()] == []
 
 
@@ -124,3 +124,16 @@ def test_a_notebook_gets_the_picture_and_the_steps():
 def test_the_picture_of_the_docs_is_up_to_date():
     kept = (REPO / "docs" / "images" / "flow.svg").read_text(encoding="utf-8")
     assert kept == attemper.explain(TEXT).flow() + "\n", "run python scripts/screenshots.py"
+
+
+@pytest.mark.xdist_group("page")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_an_explanation_fits_a_phone_and_is_of_one_colour(browser, tmp_path, scheme):
+    path = tmp_path / "flow.html"
+    attemper.explain(TEXT, heads=8).write(path)
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page.goto(path.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    ground = "node => getComputedStyle(node).backgroundColor"
+    assert page.locator("html").evaluate(ground) == page.locator(".attemper-explain").evaluate(ground)
+    page.close()

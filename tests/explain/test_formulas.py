@@ -58,8 +58,8 @@ def test_every_formula_gives_the_numbers_beside_it(rule, score):
             # the numbers are written in three digits
             torch.testing.assert_close(evaluate(formula, values), corner(matrix), rtol=6e-3, atol=1e-3)
     assert found["heads"].formula == "headₕ = softmax(Zₕ) Vₕ"
-    assert found["context"].formula == "head₁ = P V"
-    assert found["concat"].formula == "C = [head₁, head₂, …]"
+    assert found["context"].formula == "head₀ = P V"
+    assert found["concat"].formula == "C = [head₀, head₁, …]"
     for lane, signs in zip(explanation.lanes, explanation.signs, strict=True):
         assert lane.bound is None or signs["peak"] <= lane.bound
 
@@ -68,7 +68,7 @@ def test_a_near_cap_is_foretold_no_variance():
     far, near = (steps(attemper.explain(NINE, rule=rule))["logits"].readings[0] for rule in ("softcap", TIGHT))
     assert far.expected == (1.0, 64.0)
     assert near.expected == (None, 64.0)
-    assert near.give[0] is None
+    assert near.std[0] is None
     assert near.values[0] < 1
     capped = steps(attemper.explain(NINE, rule="softcap"))["signs"].note
     assert capped.endswith("and by the slope of the score.")

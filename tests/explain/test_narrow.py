@@ -6,8 +6,8 @@ import pytest
 from rich.cells import cell_len
 
 import attemper
-from attemper.explain.steps import measured
-from attemper.explain.terminal import plain
+from attemper_lab.explain.steps import format_measured
+from attemper_lab.explain.terminal import plain
 
 TEXT = "Love Apple phones"
 CALLS = {
@@ -40,13 +40,13 @@ def test_no_number_is_lost(call):
             for reading in step.readings:
                 assert reading.says in told
                 for value in reading.values:
-                    assert measured(value).replace("> ", ">") in tokens
+                    assert format_measured(value).replace("> ", ">") in tokens
                 for words in (words for pair in reading.predictions for words in pair if words != "–"):
                     assert words in told
             for line in step.heads:
                 assert str(line.head) in tokens
                 for value in (*line.variance, *line.top_weight, *line.entropy):
-                    assert measured(value).replace("> ", ">") in tokens
+                    assert format_measured(value).replace("> ", ">") in tokens
             for matrix in (*step.matrices, *step.lanes):
                 assert f"{matrix.name} {matrix.size}" in told
                 columns = min(3, len(matrix.values[0]))

@@ -85,11 +85,11 @@ def test_every_step_by_hand():
     for matrix, expected in zip(found["queries"].matrices, (query, key, value), strict=True):
         assert_corner(matrix, expected[0])
     assert_corner(found["scores"].matrices[0], scores[0])
-    for place, logits in enumerate((scores / 8, scores)):
-        assert_corner(found["logits"].lanes[place], logits[0])
-        assert_corner(found["weights"].lanes[place], logits[0].softmax(-1))
-        assert_corner(found["context"].lanes[place], logits[0].softmax(-1) @ value[0])
-        assert_signs(explanation.signs[place], logits)
+    for index, logits in enumerate((scores / 8, scores)):
+        assert_corner(found["logits"].lanes[index], logits[0])
+        assert_corner(found["weights"].lanes[index], logits[0].softmax(-1))
+        assert_corner(found["context"].lanes[index], logits[0].softmax(-1) @ value[0])
+        assert_signs(explanation.signs[index], logits)
 
 
 def test_narrow_heads_stand_side_by_side_in_the_corner():
@@ -104,16 +104,16 @@ def test_heads_are_concatenated_and_projected():
     found = steps(explanation)
     _, query, key, value = by_hand(NINE, heads=8)
     output = torch.cat([drawn(f"matrix W_O {head}", (64, 512)) for head in range(8)]) / 512**0.5
-    for place, logits in enumerate((query @ key.mT / 8, query @ key.mT)):
+    for index, logits in enumerate((query @ key.mT / 8, query @ key.mT)):
         context = logits.softmax(-1) @ value
         together = context.transpose(0, 1).flatten(1)
-        assert_corner(found["context"].lanes[place], context[0])
-        assert_corner(found["concat"].lanes[place], together)
-        assert_corner(found["output"].lanes[place], together @ output)
-        assert_signs(explanation.signs[place], logits)
+        assert_corner(found["context"].lanes[index], context[0])
+        assert_corner(found["concat"].lanes[index], together)
+        assert_corner(found["output"].lanes[index], together @ output)
+        assert_signs(explanation.signs[index], logits)
         for line, head in zip(found["heads"].heads, logits, strict=True):
-            assert line.variance[place] == in_float64(head.var(correction=0).item())
-            assert line.top_weight[place] == in_float64(head.softmax(-1).amax(-1).mean().item())
+            assert line.variance[index] == in_float64(head.var(correction=0).item())
+            assert line.top_weight[index] == in_float64(head.softmax(-1).amax(-1).mean().item())
     assert found["output"].matrices[0].size == "[512×512]"
     assert found["output"].lanes[0].shape == found["embeddings"].matrices[0].shape
     assert found["context"].lanes[0].shape != found["embeddings"].matrices[0].shape
@@ -176,13 +176,13 @@ def test_cosine_is_scaled_up(rule):
 
 @pytest.mark.parametrize("heads", [None, 4])
 @pytest.mark.parametrize("score", ["dot", "cosine"])
-def test_the_expected_variance_and_its_give_hold_over_seeds(score, heads):
+def test_the_expected_variance_and_its_std_hold_over_seeds(score, heads):
     d_k = 16 if heads is None else None
     found = [
         attemper.explain("a b c d e f g h", score=score, heads=heads, d_model=64, d_k=d_k, seed=s) for s in range(40)
     ]
     reading = steps(found[0])["logits"].readings[0]
-    off = torch.tensor([(f.signs[0]["variance"] - reading.expected[0]) / reading.give[0] for f in found])
+    off = torch.tensor([(f.signs[0]["variance"] - reading.expected[0]) / reading.std[0] for f in found])
     assert off.mean().abs() < 0.5
     assert 0.7 < off.std() < 1.5
 
@@ -203,15 +203,15 @@ explanation = attemper.explain(" ".join(f"w{place}" for place in range(10_000)),
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 reading = next(step for step in explanation.steps if step.name == "logits").readings[0]
 print(json.dumps([grown / (2**20 if sys.platform == "darwin" else 2**10), len(str(explanation).splitlines()),
-                  reading.values[0], reading.expected[0], reading.give[0], first]))
+                  reading.values[0], reading.expected[0], reading.std[0], first]))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="measures memory with resource")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 def test_ten_thousand_words_in_another_process_keep_no_square_matrix_and_the_same_numbers():
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
-    mib, lines, measured, expected, give, first = json.loads(done.stdout)
+    mib, lines, measured, expected, std, first = json.loads(done.stdout)
     assert first == attemper.explain(TEXT).conclusion
     assert mib < 120  # 10,000 × 10,000 weights would take 381 in float32
     assert lines < 150
-    assert abs(measured - expected) < 4 * give
+    assert abs(measured - expected) < 4 * std

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import attemper
-from attemper.explain.lesson import conclude, state
+from attemper_lab.explain.lesson import conclude, state
 
 REPO = Path(__file__).parents[2]
 TEXT = "Love Apple phones"

@@ -5,7 +5,7 @@ import re
 from rich.cells import cell_len
 
 import attemper
-from attemper.explain.settings import MOST_CELLS, shown
+from attemper_lab.explain.settings import MOST_CELLS, label_of
 
 LONG = "x" * 5000
 
@@ -42,15 +42,15 @@ def test_a_long_word_is_shortened_for_showing_and_whole_in_the_data():
     assert explanation.to_dict()["text"] == f"{LONG} b"
 
 
-def test_shown_counts_cells():
-    assert shown("x" * MOST_CELLS) == "x" * MOST_CELLS
-    assert shown("私" * 12) == "私" * 12
-    assert shown("私" * 13) == "私" * 11 + "…"
+def test_a_label_counts_cells():
+    assert label_of("x" * MOST_CELLS) == "x" * MOST_CELLS
+    assert label_of("私" * 12) == "私" * 12
+    assert label_of("私" * 13) == "私" * 11 + "…"
     for word in ("私" * 100, "x" + "私" * 100, "é" * 100, "e" + "\u0301" * 5000, "👍" * 100, "क्षि" * 100):
-        assert cell_len(shown(word)) <= MOST_CELLS
-        assert len(shown(word)) <= 2 * MOST_CELLS + 1
-        assert shown(word).endswith("…")
-    assert shown("\u202e") == "·"
+        assert cell_len(label_of(word)) <= MOST_CELLS
+        assert len(label_of(word)) <= 2 * MOST_CELLS + 1
+        assert label_of(word).endswith("…")
+    assert label_of("\u202e") == "·"
 
 
 def test_many_words_make_one_line_of_title():

@@ -15,15 +15,15 @@ import attemper
 from attemper import kernels
 from attemper.errors import KernelUnavailable
 from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
-from attemper.kernels.contract import ALL_SIGNS, OUTPUT_LOW_BIT, PACKED, Results, Serves, packed_size
+from attemper.kernels.contract import ALL_SIGNS, OUTPUT_LOW_BIT, PACKED, Capabilities, Results, gathered, packed_size
 from attemper.operation.ops import FORWARD
 from attemper.vitals import SIGNS
 from attemper.watch.call import UnfoldedRows
 from cases import GRID, pairwise
 from close import assert_reordered, in_float32
 from judge import SIGNS as COMPARED
-from judge import assert_within, by_definition, judge
-from rounding import reference_mass, sign_mass
+from judge import assert_within, by_definition, by_kernel, gradients, judge
+from rounding import gradient_mass, reference_mass, sign_mass
 
 READY = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 pytestmark = [
@@ -38,7 +38,7 @@ SMALL |= {"heads": [(2, 2), (2, 1)], "scale": ["default", "per_head"]}
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    monkeypatch.setitem(kernels.KERNELS, "triton", Serves(additive=False))
+    monkeypatch.setitem(kernels.KERNELS, "triton", Capabilities(additive=False))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_gradient_of_a_mask_that_is_shared(shape):
 def test_a_large_mask_that_is_shared_is_summed_in_float32(monkeypatch):
     kernel, mask = kernels.load("triton"), torch.randn(1, 1, 5, 7)
     tensors = {name: torch.randn(2, 2, n, 8) for name, n in (("query", 5), ("key", 7), ("value", 7))}
-    problem = kernel.Problem(*tensors.values(), mask, *[None] * 3, 0.3, None, None, None, 0.0)
+    problem = kernel.Problem(*tensors.values(), mask, *[None] * 5, 0.3, None, None, None, 0.0)
     assert kernel._sum_dtype(problem) == torch.float64
     assert kernel._sum_dtype(problem._replace(mask=torch.randn(2, 2, 5, 7))) == torch.float32
     monkeypatch.setattr(kernel, "MOST_WIDE", 34)
@@ -130,7 +130,7 @@ def test_rows_of_many_calls_are_folded_at_once():
         vitals = attemper.measure(*(torch.randn(batch, heads, rows, 8) * 2 for _ in range(2)), causal=True)
         calls.append((vitals, torch.rand(batch, 1, rows) > 0.3 if batch > 1 else None))
     rows = [UnfoldedRows.of(vitals, keep, None) for vitals, keep in calls]
-    given = [(one.addresses, one.shape, one.rows) for one in rows]
+    given = [(row.addresses, row.shape, row.rows) for row in rows]
     folded, first = summary.by_head(given, torch.device("cpu"), SATURABLE_KEYS, SATURATED_WEIGHT), 0
     for vitals, keep in calls:
         expected = vitals.by_head(keep)
@@ -146,43 +146,16 @@ def test_rows_of_many_calls_are_folded_at_once():
         )
 
 
-@pytest.mark.parametrize("rows", [8, 9])
-def test_a_call_like_an_earlier_one_has_its_signs_in_one_block(monkeypatch, rows):
-    from attemper.kernels.triton import again
-
-    kernel = kernels.load("triton")
-    query, key, given = torch.randn(1, 3, rows, 16), torch.randn(1, 3, 20, 16), []
-
-    class Plan:
-        def run_at(self, addresses, tensors):
-            given.append((addresses, tensors))
-
-    monkeypatch.setattr(again, "_last", ((), None))  # and it forgets this plan
-    assert kernel.rows_again(query, key, 0.25, 0) is None
-    problem = kernel.Problem(query, key, None, None, None, None, None, 0.25, None, 0, None, 0.0)
-    monkeypatch.setitem(kernel._launch.PLANS, kernel.plan_key(problem, ALL_SIGNS), {"forward": Plan()})
-    addresses, shape, (block,) = kernel.rows_again(query, key, 0.25, 0)
-    assert shape == (1, 3, rows)
-    ((started, tensors),) = given
-    q, k = query.data_ptr(), key.data_ptr()
-    assert started[:7] == (q, k, q, q, q, k, k)
-    assert tensors[5] is tensors[6] is key  # what is copied by tiles
-    results = kernel.Results(*started[7:])
-    assert [getattr(results, name) for name in (*SIGNS, "lse_low")] == list(addresses)
-    assert results[:3] == (0, 0, 0)
-    begins = [(address - block.data_ptr()) // 4 for address in addresses]
-    assert all(address % 16 == 0 for address in addresses)
-    assert all(after - before >= 3 * rows for before, after in zip(begins, [*begins[1:], block.numel()], strict=True))
-    assert begins[0] == 0
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_call_with_values_like_an_earlier_one_has_its_signs_in_one_block(dtype):
+@pytest.mark.parametrize("rows", [8, 9])
+def test_a_call_like_an_earlier_one_has_its_signs_in_one_block(rows, dtype):
+    from attemper.kernels.triton.replay import Replay
+
     kernel = kernels.load("triton")
-    query, key, value = (torch.randn(1, 3, n, 16).to(dtype) for n in (9, 20, 20))
-    problem = kernel.Problem(query, key, value, None, None, None, None, 0.25, None, 0, None, 0.0)
-    bits = ALL_SIGNS | kernel.OUTPUT_LOW_BIT
-    expected, given = kernel.bare_forward(problem, bits), []
+    query, key, value = (torch.randn(1, 3, n, 16).to(dtype) for n in (rows, 20, 20))
+    problem = kernel.Problem(query, key, value, *[None] * 6, 0.25, None, 0, None, 0.0)
+    bits = ALL_SIGNS | OUTPUT_LOW_BIT
+    expected, given = gathered(*kernel.forward(problem, bits)), []
 
     class Plan:
         """Writes what the kernel would write, where it would."""
@@ -190,24 +163,25 @@ def test_a_call_with_values_like_an_earlier_one_has_its_signs_in_one_block(dtype
         def run(self, tensors):
             given.extend(tensors[:7])
             for source, target in zip(expected, tensors[7:], strict=True):
-                if type(target) is int:
-                    ctypes.memmove(target, source.data_ptr(), source.nbytes)
-                elif target is not None:
-                    target.copy_(source)
+                if target is not None:
+                    address = target if type(target) is int else target.data_ptr()
+                    ctypes.memmove(address, source.data_ptr(), source.nbytes)
 
-    saved, (addresses, shape, memory) = kernel.forward_again(Plan(), problem, bits)
+    replay = Replay.of(Plan(), problem, bits, expected.output_low is not None)
+    output, low, memory, layout = replay.start(problem)
     wanted = (query, key, value, query, query, key, value)
     assert all(tensor is other for tensor, other in zip(given, wanted, strict=True))
-    assert shape == (1, 3, 9)
-    for name in ("output", "output_low", "lse", "lse_low"):
-        found, right = getattr(saved, name), getattr(expected, name)
-        assert found is right is None or torch.equal(found, right)
-    for name, address in zip((*SIGNS, "lse_low"), addresses, strict=True):
+    signs = kernel.Signs(memory, layout, low, False)
+    found = gathered(output, signs)
+    for name, right in expected._asdict().items():
+        assert getattr(found, name) is right is None or torch.equal(getattr(found, name), right), name
+        assert name == "output" or right is None or torch.equal(getattr(signs, name), right), name
+    for name, address in zip((*SIGNS, "lse_low"), signs.addresses, strict=True):
         right = getattr(expected, name)
-        found = torch.empty_like(right)
-        ctypes.memmove(found.data_ptr(), address, right.nbytes)
-        assert torch.equal(found, right), name
-        assert any(one.data_ptr() <= address < one.data_ptr() + one.nbytes for one in memory), name
+        there = torch.empty_like(right)
+        ctypes.memmove(there.data_ptr(), address, right.nbytes)
+        assert torch.equal(there, right), name
+        assert memory.data_ptr() <= address < memory.data_ptr() + memory.nbytes, name
 
 
 def packed(vitals):
@@ -226,7 +200,7 @@ def test_packed_signs_are_those_of_the_forward(shape, options):
     batch, heads, groups, rows, keys = shape
     vectors = [torch.randn(batch, *size, 8) for size in ((heads, rows), (groups, keys), (groups, keys))]
     seed = torch.tensor(3) if options[-1] else None
-    problem = (*vectors, None, None, None, seed, 0.3, *options)
+    problem = (*vectors, *[None] * 5, seed, 0.3, *options, False)
     expected = Results(*FORWARD(*problem, ALL_SIGNS, "triton"))
     output, _, lse_low, lse, found = torch.ops.attemper.forward_packed(*problem, ALL_SIGNS, "triton")
     for one, other in ((output, expected.output), (lse, expected.lse), (lse_low, expected.lse_low)):
@@ -247,24 +221,6 @@ def test_a_call_without_rows_is_added_to_a_tally(shape):
     slot = tally[0, 1]
     assert slot[:, len(COLUMNS) + 1].tolist() == [1.0] * 3
     assert not slot[:, : len(COLUMNS)].any()
-
-
-def test_the_plan_of_the_last_call_is_not_that_of_another_one(monkeypatch):
-    from attemper.kernels.triton import again
-
-    kernel = kernels.load("triton")
-    problems = [
-        kernel.Problem(*(torch.randn(1, 2, n, 16) for _ in range(3)), None, None, None, None, scale, None, 0, None, 0.0)
-        for n, scale in ((9, 0.25), (9, 0.5), (8, 0.25))
-    ]
-    plans = [object() for _ in problems]
-    monkeypatch.setattr(again, "_last", ((), None))  # and it forgets these plans
-    for problem, plan in zip(problems, plans, strict=True):
-        assert kernel.forward_plan(problem, ALL_SIGNS) is None
-        monkeypatch.setitem(kernel._launch.PLANS, kernel.plan_key(problem, ALL_SIGNS), {"forward": plan})
-    for number in (0, 0, 1, 0, 2, 1, 1):
-        assert kernel.forward_plan(problems[number], ALL_SIGNS) is plans[number]
-        assert kernel.forward_plan(problems[number], 1) is None
 
 
 @pytest.mark.parametrize("as_rows", [False, True])
@@ -408,11 +364,11 @@ def test_a_compiler_is_told_how_results_lie_in_memory(layout, shape):
     batch, heads, groups, rows, keys = shape
     make, backward = LAYOUTS[layout], torch.ops.attemper.backward
     vectors = make(batch, heads, rows, 8), make(batch, groups, keys, 8), make(batch, groups, keys, 16)
-    problem = (*vectors, None, None, None, None, 0.3, None, 0, None, 0.0)
+    problem = (*vectors, *[None] * 6, 0.3, None, 0, None, 0.0, False)
 
     def run(problem, g_output):
         saved = FORWARD(*problem, (1 << 9) - 1, "triton")
-        found = backward(*problem, *saved, g_output, *[None] * 6, [True] * 3 + [False] * 3, "triton")
+        found = backward(*problem, *saved, g_output, *[None] * 6, [True] * 3 + [False] * 4, "triton")
         packed = torch.ops.attemper.forward_packed(*problem, ALL_SIGNS | OUTPUT_LOW_BIT, "triton")
         return [(tuple(one.shape), one.stride(), one.dtype) for one in (*saved, *found, *packed)]
 
@@ -428,7 +384,7 @@ def test_the_op_returns_nothing_that_was_not_written():
     from attemper.kernels.contract import ARGMAX_BIT, BIT
 
     query, key, value = (torch.randn(1, 2, 40, 16, requires_grad=True) for _ in range(3))
-    args = (query, key, value, *[None] * 4, 0.25, None, 0, None, 0.0, sum(BIT.values()) | ARGMAX_BIT, "triton")
+    args = (query, key, value, *[None] * 6, 0.25, None, 0, None, 0.0, False, sum(BIT.values()) | ARGMAX_BIT, "triton")
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.attemper.forward.default, args, test_utils=checks)
 
@@ -480,7 +436,7 @@ def test_a_plan_of_decode_is_used_again_only_for_what_was_compiled():
     def key(keys, bits=0, dtype=torch.float16, cache=None, right=None):
         query = torch.empty(2, 2, 1, 16, dtype=dtype)
         found = torch.empty(2, 2, keys, 16, dtype=dtype) if cache is None else cache
-        return decode_key(Problem(query, found, found, *[None] * 4, 0.25, None, right, None, 0.0), bits)
+        return decode_key(Problem(query, found, found, *[None] * 6, 0.25, None, right, None, 0.0), bits)
 
     assert key(640) == key(960)
     assert key(640, right=639) == key(960, right=959)  # lower right: the bound grows with the keys
@@ -502,7 +458,7 @@ def test_parts_of_a_row_that_sees_more_keys_than_float32_can_count():
     from attemper.kernels.contract import BIT, Problem, empty_results
 
     query = torch.zeros(1, 1, 1, 8)
-    results = empty_results(Problem(query, query, *[None] * 5, 1.0, None, None, None, 0.0), BIT["visible"])
+    results = empty_results(Problem(query, query, *[None] * 7, 1.0, None, None, None, 0.0), BIT["visible"])
     parts = torch.zeros(triton._decode.N_PARTS, 2, 1)
     parts[2] = 1.0  # the sum of weights
     parts[8] = torch.tensor([[1 << 24], [1]], dtype=torch.int32).view(torch.float32)
@@ -599,11 +555,11 @@ def test_float16_gradients_are_lifted_by_what_counts():
 def test_p2_of_many_keys():
     """All its terms are positive, so that the sum grows, and each term that is added by itself is rounded more."""
     query, key = (torch.randn(1, 1, n, 16).half() for n in (64, 131_072))
-    p2 = attemper.measure(query, key, signs=["p2"], kernel="triton").p2.double()
-    exact = attemper.measure(query.double(), key.double(), signs=["p2"], kernel="blockwise").p2
+    sum_p2 = attemper.measure(query, key, signs=["sum_p2"], kernel="triton").sum_p2.double()
+    exact = attemper.measure(query.double(), key.double(), signs=["sum_p2"], kernel="blockwise").sum_p2
     levels = 1 + math.log2(key.shape[2])  # as tests/rounding.py counts them
     allowed = 2 * torch.finfo(torch.float32).eps * (1 + 2 * math.sqrt(levels)) * exact.max()
-    assert (p2 - exact).abs().max() <= allowed
+    assert (sum_p2 - exact).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("apart", ["one key", "sampled keys"])
@@ -644,3 +600,33 @@ def test_the_hardware_copies_what_its_descriptors_are_defined_for():
     assert not copies(shape, (8960, 0, 64, 1))
     assert not copies(shape, (8960, 4480, 8, 1))
     assert not copies((2, 2, 0, 64), steps)
+
+
+@pytest.mark.usefixtures("bfloat16")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sink", [False, True])
+def test_documents_and_sinks(dtype, sink):
+    """As the definition has them, with gradients; keys that share a part as large as themselves."""
+    query, key, value = (torch.randn(1, 2, 40, 16) for _ in range(3))
+    tensors = {"query": query, "key": key + 1, "value": value + 1}
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()} | ({"sink": torch.randn(2)} if sink else {})
+    options = {"documents": torch.tensor([0, 0, 9, 40]), "causal": "lower_right", "window": 12}
+    leaves, exact, problem = by_definition(tensors, options, torch.float64)
+    wide_leaves, plain, _ = by_definition(tensors, options, torch.float32)
+    ours, actual = by_kernel(tensors, options, "triton")
+    eps, mass = torch.finfo(torch.float32).eps, sign_mass(problem, exact)
+    plain["output"] = plain["output"].to(dtype)
+    for name in ("output", *COMPARED):
+        assert_within(name, actual[name], exact[name].detach(), plain[name], eps * (mass[name] + reference_mass(exact)))
+    for loss in ("output", *COMPARED):
+        cotangent = torch.randn_like(exact[loss])
+        cotangent = cotangent.to(dtype).double() if loss == "output" else cotangent
+        found, wanted, usual = (
+            gradients(of, results, {loss: cotangent})
+            for of, results in ((ours, actual), (leaves, exact), (wide_leaves, plain))
+        )
+        moved = gradient_mass(problem, exact, loss, cotangent) | {"sink": 40.0}
+        for name, grad in found.items():
+            # a sink's is made of the output, for which weights were rounded
+            once = usual[name].to(dtype)
+            assert_within(f"d({loss})/d({name})", grad, wanted[name], once, eps * moved[name])

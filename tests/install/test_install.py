@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ print(json.dumps({
     "taken": [v.kernel for v in attemper.kernels.why(q, q, q) if v.taken],
     "from": str(pathlib.Path(attemper.__file__).parent.parent),
     "report": report.html({"schema": "attemper.scan/1"}).count("</script>"),
-    "trained": demo.trained_folder("demo:scaled").name,
+    "trained": demo.named("demo:scaled")[1].parent.name,
     "sources": [p.name for p in pathlib.Path(attemper.__file__).parent.rglob("*.[ch]")],
 }))
 """
@@ -69,13 +70,19 @@ def install(folder: Path, compiler: str | None) -> dict:
     assert found["from"] == str(target)
     assert found["right"]
     assert found["trained"] == "scaled"
+    (metadata,) = target.glob("attemper-*.dist-info/METADATA")
+    links = re.findall(r"\]\(([^)]*)\)", metadata.read_text(encoding="utf-8"))
+    assert len(links) > 20
+    assert [
+        link for link in links if not link.startswith(("https://", "#"))
+    ] == []  # PyPI has no file of the repository
     assert found["report"] == 2  # the page, its style and its scripts came along
     return found
 
 
 def test_with_a_compiler(tmp_path):
     if shutil.which("cc") is None and shutil.which("gcc") is None:
-        pytest.skip("there is no C compiler here")
+        pytest.skip("needs a C compiler: cc or gcc")
     found = install(tmp_path, None)
     assert found["cpu"]["available"]
     assert found["cpu"]["reason"].startswith("runs on cpu, with ")

@@ -8,11 +8,11 @@ import torch
 
 import attemper
 from attemper.errors import InputError
-from attemper.integrations import HuggingFaceCallback, target
+from attemper.integrations import HuggingFaceCallback, as_logger
 from integrations.trained import Tiny, clipped_by_hand, data, optimizer_of, plain, same_weights
 from watched import state
 
-pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate, which is not installed")
+pytest.importorskip("accelerate", reason="needs the package accelerate")
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 pytestmark = [pytest.mark.usefixtures("nothing_is_left_behind"), pytest.mark.filterwarnings("ignore")]
@@ -168,11 +168,11 @@ def test_a_finding_stops_the_run_after_a_checkpoint(tmp_path):
     trainer = train(callback, tmp_path, model=model, save_strategy="steps", save_steps=100)
     assert trainer.state.global_step < 12
     assert (tmp_path / f"checkpoint-{trainer.state.global_step}").is_dir()
-    assert callback.told
+    assert callback.alerted
     kept = json.loads((tmp_path / f"checkpoint-{trainer.state.global_step}" / "trainer_state.json").read_text())
     state_of = kept["stateful_callbacks"]["HuggingFaceCallback"]
     again = HuggingFaceCallback.from_state(state_of)
-    assert again.told == callback.told
+    assert again.alerted == callback.alerted
     assert again.options.stop_on == "critical"
 
 
@@ -226,7 +226,7 @@ def test_two_callbacks_for_one_model_are_an_error(tmp_path):
 
 def test_numbers_that_go_nowhere_are_said_once(tmp_path, caplog):
     train(HuggingFaceCallback(), tmp_path, logging_steps=6)
-    (said,) = [entry.getMessage() for entry in caplog.records if "go nowhere" in entry.getMessage()]
+    (said,) = [entry.getMessage() for entry in caplog.records if "no numbers are logged" in entry.getMessage()]
     assert "path='run.jsonl'" in said
 
 
@@ -246,9 +246,9 @@ def test_a_training_without_a_measured_step_ends_well(tmp_path, caplog):
     trainer = train(HuggingFaceCallback(every=500, log=lambda *_: None), tmp_path)
     assert trainer.state.global_step == 12
     (said,) = [entry.getMessage() for entry in caplog.records if entry.name == "attemper"]
-    assert said == "attemper: no step was measured: every=500, and the last step was 12."
+    assert said == "attemper: no step was measured: every=500, but the last step was 12."
 
 
 def test_a_target_may_be_made_first():
     seen = []
-    assert HuggingFaceCallback(log=target(lambda metrics, step: seen.append(step))).options.target is not None
+    assert HuggingFaceCallback(log=as_logger(lambda metrics, step: seen.append(step))).options.logger is not None

@@ -12,7 +12,7 @@ import attemper
 from integrations.trained import RATE, Tiny, clipped_by_hand, data, plain, same_weights
 from watched import state
 
-pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+pytest.importorskip("pytorch_lightning", reason="needs the package pytorch-lightning")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import pytorch_lightning
@@ -165,7 +165,7 @@ def test_the_trainer_s_loggers_get_the_numbers(tmp_path):
 
 def test_a_csv_logger_has_a_column_for_each_head(tmp_path):
     logger = pytorch_lightning.loggers.CSVLogger(tmp_path)
-    callback = LightningCallback(every=6, signs="entropy", heads=[1], keep=2)
+    callback = LightningCallback(every=6, signs="entropy", heads=[1], keep_steps=2)
     train(callback, tmp_path / "run", loggers=[logger])
     with open(Path(logger.log_dir) / "metrics.csv", newline="", encoding="utf-8") as file:
         kept = {int(line["step"]): line for line in csv.DictReader(file) if line["attemper/peak"]}
@@ -184,11 +184,11 @@ def test_a_finding_stops_the_run_and_a_checkpoint_keeps_what_was_told(tmp_path):
     assert trainer.global_step < 12
     again = LightningCallback()
     again.load_state_dict(callback.state_dict())
-    assert again.told == callback.told != {}
+    assert again.alerted == callback.alerted != {}
 
 
 def test_a_misspelt_option_gets_the_nearest():
     with pytest.raises(
         TypeError, match=r"^LightningCallback\(\): unknown option 'evry'\. Did you mean 'every'\? Known: "
     ):
-        LightningCallback(evry=2)
+        LightningCallback(evry=2)  # type: ignore[call-arg]

@@ -142,6 +142,6 @@ distributed.destroy_process_group()
     ],
 )
 def test_two_ranks_are_one_process(trainer, package, tmp_path, free_port):
-    pytest.importorskip(package, reason=f"{package} is not installed")
+    pytest.importorskip(package, reason=f"needs the package {package}")
     words = [tmp_path, trainer, Path(__file__).parents[1], free_port]
     forked.run(RANK, [(rank, *words) for rank in range(2)], tmp_path)

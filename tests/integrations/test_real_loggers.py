@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attemper.integrations import monitor
-from attemper.integrations.targets import open_runs
+from attemper.integrations.loggers import open_runs
 
 STEPS = [0, 2, 4]
 NAMES = ("attemper/peak", "attemper/peak/attention", "attemper/peak/attention/head_1")
@@ -49,7 +49,7 @@ def trained(log):
 @pytest.fixture
 def nothing_failed(caplog):
     yield
-    assert not [one.getMessage() for one in caplog.records if "failed at step" in one.getMessage()]
+    assert not [record.getMessage() for record in caplog.records if "failed at step" in record.getMessage()]
 
 
 def records(content, block=2**15, head=7):
@@ -69,7 +69,7 @@ def records(content, block=2**15, head=7):
 @pytest.mark.usefixtures("nothing_failed")
 def test_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    wandb = pytest.importorskip("wandb", reason="needs the package wandb")
     from wandb.proto import wandb_internal_pb2
 
     run = wandb.init(project="attemper", mode="offline", dir=tmp_path, settings={"console": "off"})
@@ -101,7 +101,7 @@ def test_wandb(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("nothing_failed")
 def test_mlflow(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    mlflow = pytest.importorskip("mlflow", reason="needs the package mlflow-skinny")
     mlflow.set_tracking_uri(f"file:{tmp_path / 'store'}")
     with mlflow.start_run() as run:
         assert [type(one).__name__ for one in open_runs()] == ["MetricsTarget"]
@@ -121,7 +121,7 @@ def test_mlflow(tmp_path, monkeypatch):
 def test_trackio(given, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    trackio = pytest.importorskip("trackio", reason="trackio is not installed")
+    trackio = pytest.importorskip("trackio", reason="needs the package trackio")
     storage = pytest.importorskip("trackio.sqlite_storage")
     for module in (storage, pytest.importorskip("trackio.utils")):
         if hasattr(module, "TRACKIO_DIR"):
@@ -144,7 +144,7 @@ def test_trackio(given, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("nothing_failed")
 def test_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    pytest.importorskip("tensorboard", reason="needs the package tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 

@@ -58,9 +58,9 @@ def plain(accumulate=1, start=1, epochs=1, steps=None, model=None, **options):
     with monitor(model, start=start, optimizer=optimizer, **options) as watching:
         done = 0
         for _ in range(epochs):
-            for place, batch in enumerate(batches(), 1):
+            for index, batch in enumerate(batches(), 1):
                 (model(**batch)["loss"] / accumulate).backward()
-                if place % accumulate == 0:
+                if index % accumulate == 0:
                     optimizer.step()
                     optimizer.zero_grad()
                     watching.step()
@@ -79,9 +79,9 @@ def clipped_by_hand(tau, accumulate=1, start=1):
     model, counts = Tiny().train(), {}
     optimizer, found = optimizer_of(model), projections(model, next(batches()))
     with watch(model, start=start) as watching:
-        for place, batch in enumerate(batches(), 1):
+        for index, batch in enumerate(batches(), 1):
             (model(**batch)["loss"] / accumulate).backward()
-            if place % accumulate == 0:
+            if index % accumulate == 0:
                 optimizer.step()
                 optimizer.zero_grad()
                 watching.step()

@@ -1,16 +1,18 @@
 """What tests of the native kernel share."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from native import VARIANTS, native
+from native import VARIANTS, configured, native, variant
 
 
 @pytest.fixture
-def poisoned_workspace(monkeypatch):
+def poisoned_workspace():
     """Workspaces of the native kernel are filled with NaN first."""
-    if native is not None:
-        monkeypatch.setattr(native, "_POISON", 1)
+    with nullcontext() if native is None else configured(poison=1):
+        yield
 
 
 @pytest.fixture
@@ -22,6 +24,7 @@ def threads():
 
 
 @pytest.fixture(params=VARIANTS)
-def every_variant(request, monkeypatch, poisoned, poisoned_workspace, threads):
+def every_variant(request, poisoned, poisoned_workspace, threads):
     """A test runs on every variant, with workspaces full of NaN; the number of threads is put back."""
-    monkeypatch.setattr(native, "_VARIANT", native.VARIANTS.index(request.param))
+    with variant(request.param):
+        yield

@@ -51,7 +51,7 @@ def test_kernel_is_as_exact_as_plain_pytorch_on_the_whole_grid(features, heads, 
         named = dict(zip(FEATURES, features, strict=True))
         case = Case(**named, heads=heads, lengths=lengths, dim=dim, scale=scale)
         if kernel not in fused(DTYPES[case.dtype]):
-            pytest.skip(f"{kernel} does not serve {case.dtype}")
+            pytest.skip(f"does not apply: {kernel} does not serve {case.dtype}")
         try:
             judge(case.tensors(device), case.options(), kernel)
         except AssertionError as error:

@@ -13,11 +13,10 @@ import torch
 import attemper
 from attemper.errors import KernelUnavailable
 from attemper.kernels import load, why
-from attemper.kernels.contract import ARGMAX_BIT, BIT, NeedsGrad, Problem, Results, Upstream, bare_results
-from attemper.operation.checks import prepare
+from attemper.operation.call import prepare
 from close import assert_float64
 from judge import judge
-from native import VARIANTS, WAYS, native, needed
+from native import VARIANTS, WAYS, configured, native, needed
 
 pytestmark = [needed, pytest.mark.usefixtures("poisoned", "poisoned_workspace")]
 
@@ -60,7 +59,7 @@ def test_few_heads_on_several_threads(shape, options, threads):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_gradient_of_a_shared_mask_on_several_threads(mask_shape, groups, threads):
     threads(3)
-    assert native.BACK_KEYS < 420
+    assert native.library.parts(420, 1) > 1
     tensors = draw(heads=2, groups=groups, rows=110, keys=420, batch=3)
     judge({**tensors, "mask": torch.randn(mask_shape)}, {"causal": "lower_right"}, "cpu")
 
@@ -149,7 +148,7 @@ def test_what_is_saved_may_lie_anywhere():
 
     def signs(a, kernel):
         output, vitals = attemper.attention(a, a, a, causal=True, kernel=kernel)
-        return torch.stack([output.sum((-1, -2)), vitals.variance.sum(-1), vitals.peak.sum(-1), vitals.p2.sum(-1)])
+        return torch.stack([output.sum((-1, -2)), vitals.variance.sum(-1), vitals.peak.sum(-1), vitals.sum_p2.sum(-1)])
 
     actual, expected = (torch.func.jacrev(lambda a, k=k: signs(a, k))(x) for k in ("cpu", "reference"))
     assert_float64(actual, expected)
@@ -195,8 +194,8 @@ def run(code, **environment):
 
 
 NOT_BUILT = """
-import importlib.machinery
-importlib.machinery.EXTENSION_SUFFIXES.clear()
+import sys
+sys.modules["attemper.kernels.cpu._native"] = None
 import torch, attemper
 from attemper import env
 q = torch.randn(1, 1, 4, 8)
@@ -221,7 +220,7 @@ def test_a_build_without_it_says_why_and_runs_the_next():
 
 
 def test_the_environment_is_read_when_the_library_is_loaded():
-    code = "from attemper import env; from attemper.kernels.cpu import native; print(native._POISON, env.describe())"
+    code = "from attemper import env; from attemper.kernels.cpu import native; print(native._how['poison'], env.describe())"
     said = run(code, ATTEMPER_CPU_VARIANT="portable", ATTEMPER_CPU_POISON="1")
     assert said.startswith("1 ")
     assert "runs on cpu, with portable" in said
@@ -244,7 +243,8 @@ print(*attemper.scan(torch.nn.MultiheadAttention(8, 2), (q[0],) * 3).document["n
 
 def test_a_library_that_cannot_run_is_said_once_and_in_a_scan():
     said = run(SLOW, ATTEMPER_CPU_VARIANT="bogus").splitlines()
-    words = "kernel 'cpu' does not recognise ATTEMPER_CPU_VARIANT='bogus': Known: 'portable', 'avx2', 'avx512', 'amx'. Calls on "
+    known = ", ".join(map(repr, native.VARIANTS))
+    words = f"kernel 'cpu' does not recognise ATTEMPER_CPU_VARIANT='bogus': Known: {known}. Calls on "
     slow = [line for line in said if "kernel 'cpu'" in line]
     assert [line.startswith(words) for line in slow] == [
         False,
@@ -256,7 +256,7 @@ def test_a_library_that_cannot_run_is_said_once_and_in_a_scan():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_environment_chooses_a_variant(monkeypatch, variant):
-    best = native._library.attemper_best()
+    best = native.library.best()
     monkeypatch.setenv(native.CHOICE, variant)
     assert native.VARIANTS[native._variant(best)] == variant
     monkeypatch.delenv(native.CHOICE)
@@ -264,6 +264,7 @@ def test_the_environment_chooses_a_variant(monkeypatch, variant):
 
 
 def test_a_variant_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(native, "VARIANTS", ("portable", "avx2", "avx512", "amx"))
     monkeypatch.setenv(native.CHOICE, "avx51")
     with pytest.raises(
         KernelUnavailable, match=r"does not recognise ATTEMPER_CPU_VARIANT='avx51': Did you mean 'avx512'\?"
@@ -280,70 +281,38 @@ def test_poison_is_off_when_the_environment_says_0(monkeypatch, value, poison):
     assert native._poison() == poison
 
 
-def swapped(layout):
-    """The same structure with the last two of its first three fields in each other's place."""
-    first, second, third, *rest = layout._fields_
-    return type("Swapped", (ctypes.Structure,), {"_fields_": [first, third, second, *rest]})
+OTHERS = {
+    "another parameter": ("FUNCTIONS", lambda own: {**own, "parts": "heads, keys, /"}),
+    "another function": ("FUNCTIONS", lambda own: {**own, "split": "/"}),
+    "another name": ("names", lambda own: lambda: {**own(), "more": None}),
+    "another order": ("names", lambda own: lambda: dict(reversed(own().items()))),
+}
 
 
-@pytest.mark.parametrize("name", ["CallLayout", "RowsLayout", "FoldLayout"])
-def test_a_library_with_two_fields_swapped_is_refused(monkeypatch, name):
-    monkeypatch.setattr(native, name, swapped(getattr(native, name)))
+@pytest.mark.parametrize(("name", "change"), OTHERS.values(), ids=OTHERS)
+def test_a_library_with_other_functions_is_refused(monkeypatch, name, change):
+    monkeypatch.setattr(native, name, change(getattr(native, name)))
     with pytest.raises(KernelUnavailable, match="was built from other sources: install attemper again"):
-        native._load()
+        native._load(native._find())
 
 
-def test_every_field_of_a_packed_call_is_in_its_place(monkeypatch):
-    """What Python packs in order is read back by name; every number is another, so that two in each other's place show."""
-    packed = {}
-    monkeypatch.setattr(native, "run", lambda name, call: packed.setdefault(name, call))
-    monkeypatch.setattr(native, "how", lambda: (901, 902, 903))
-    query, key, value = torch.randn(3, 4, 5, 7), torch.randn(3, 2, 9, 7), torch.randn(3, 2, 9, 11)
-    mask = torch.randn(3, 4, 5, 9)
-    gain = torch.rand(3, 4, 5)
-    numbers = {"scale": 0.25, "left": 13, "right": 17, "softcap": 1.5, "dropout": 0.125}
-    problem = Problem(query, key, value, mask, gain, None, torch.tensor(19), **numbers)
-    results = bare_results(query, 11, sum(BIT.values()) | ARGMAX_BIT, saved=True)
-    results = results._replace(output_low=torch.empty(3, 4, 5, 11, dtype=torch.int16))
-    cpu = load("cpu")
-    cpu._write(problem, 127, results)
-    upstream = Upstream(torch.randn(3, 4, 5, 11), *torch.randn(6, 3, 4, 5))
-    found = cpu.bare_backward(problem, results, upstream, NeedsGrad(True, True, True, True, True))
-    for name, call in packed.items():
-        call = native.CallLayout.from_buffer_copy(call)
-        for field in ("query", "key", "value", "mask", "gain"):
-            tensor = getattr(problem, field)
-            assert getattr(call, field).at == tensor.data_ptr(), field
-            assert tuple(getattr(call, field).step)[: tensor.dim()] == tensor.stride(), field
-        sizes = [call.batch, call.heads, call.groups, call.rows, call.keys, call.dim, call.value_dim]
-        assert sizes == [3, 4, 2, 5, 9, 7, 11]
-        assert (call.dtype, call.mask_dtype, call.left, call.right, call.seed) == (0, 0, 13, 17, 19)
-        assert (call.scale, call.softcap, call.dropout) == (0.25, 1.5, 0.125)
-        assert (call.parallel, call.threads, call.poison, call.parts) == (901, 902, 903, 1)
-        assert call.sign_bits == (127 if name == "forward" else 0)
-        assert (call.output, call.output_low) == (results.output.data_ptr(), results.output_low.data_ptr())
-        for field in Results._fields[2:]:
-            assert getattr(call.measured, field) == getattr(results, field).data_ptr(), field
-    assert call.g_output.at == upstream.output.data_ptr()
-    assert tuple(call.g_output.step) == upstream.output.stride()
-    for field in Upstream._fields[1:]:
-        assert getattr(call.upstream, field) == getattr(upstream, field).data_ptr(), field
-    assert call.needs_grad == 31
-    for field in ("query", "key", "value", "gain"):
-        assert getattr(call, f"d_{field}") == getattr(found, field).data_ptr(), field
-    assert call.d_mask
-    assert tuple(call.d_mask_step) == mask.stride()
-
-
-def test_a_library_without_our_functions_is_refused(monkeypatch):
-    monkeypatch.setattr(native, "_find", lambda: Path(torch.__file__).parent / "lib" / "libc10.so")
+def test_a_library_that_is_no_extension_is_refused():
     with pytest.raises(KernelUnavailable, match="was built from other sources: install attemper again"):
-        native._load()
+        native._load(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
 
 
-def test_a_parallel_loop_that_fails_is_not_called_a_lack_of_memory(monkeypatch, threads):
+def test_a_library_of_another_system_is_refused(tmp_path):
+    (tmp_path / "_native.so").write_bytes(b"\xcf\xfa\xed\xfe" * 100)
+    with pytest.raises(KernelUnavailable, match="does not load here: its library was built for another system"):
+        native._load(str(tmp_path / "_native.so"))
+
+
+def test_a_parallel_loop_that_fails_is_not_called_a_lack_of_memory(threads):
     threads(2)
     fails = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 7)
-    monkeypatch.setattr(native, "_PARALLEL", ctypes.cast(fails, ctypes.c_void_p).value)
-    with pytest.raises(RuntimeError, match="torch_parallel_for failed"):
-        attend(draw(heads=4, rows=50))
+    tensors = {name: t.requires_grad_() for name, t in draw(heads=4, rows=50).items()}
+    output = attend(tensors).output.sum()
+    with configured(parallel=ctypes.cast(fails, ctypes.c_void_p).value):
+        for run in (lambda: attend(draw(heads=4, rows=50)), output.backward):
+            with pytest.raises(RuntimeError, match="pass on torch's threads: torch_parallel_for failed"):
+                run()

@@ -5,12 +5,13 @@ import torch
 
 import attemper
 from attemper import kernels
-from attemper.heads import COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
+from attemper.heads import COLUMNS
+from attemper.operation import tally
 from attemper.vitals import SIGNS
 from attemper.watch.attach import measuring
 
 pytestmark = pytest.mark.skipif(
-    kernels.cpu_is_missing() is not None, reason="the native kernel is not built here; `attemper env` says why"
+    kernels.cpu_is_missing() is not None, reason="needs the native kernel; `attemper env` says why it is not there"
 )
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -21,7 +22,7 @@ def fold():
 
 
 def folded(vitals, keep=None):
-    return HeadSummary((*COLUMNS, "peak"), *fold().by_head(vitals, keep, SATURABLE_KEYS, SATURATED_WEIGHT))
+    return tally.folded(vitals, keep)
 
 
 def measured(batch, heads, rows, keys=37, sharp=1.0, **options):
@@ -38,8 +39,8 @@ def judge(vitals, keep=None):
     assert found.columns == plain.columns == truth.columns == (*COLUMNS, "peak")
     assert found.sums.dtype == found.peaks.dtype == torch.float64
     assert torch.equal(found.peaks.nan_to_num(nan=7.0), truth.peaks.nan_to_num(nan=7.0))
-    for place, name in enumerate(COLUMNS):
-        ours, torchs, right = (summary.sums[:, place] for summary in (found, plain, truth))
+    for index, name in enumerate(COLUMNS):
+        ours, torchs, right = (summary.sums[:, index] for summary in (found, plain, truth))
         assert torch.equal(ours.isnan(), right.isnan()), name
         if name.endswith("rows") or name in ("visible", "saturated"):
             assert torch.equal(ours, right), name
@@ -100,7 +101,7 @@ def test_no_rows():
 
 def test_what_is_not_served_is_folded_by_torch():
     whole = measured(1, 2, 6)
-    some = attemper.measure(torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8), signs=("mean", "p2"))
+    some = attemper.measure(torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8), signs=("mean", "sum_p2"))
     wide = whole.each(lambda sign: sign.double() if sign.is_floating_point() else sign)
     other = whole.each(lambda sign: sign.mT.contiguous().mT)
     flat = whole.each(lambda sign: sign[0])

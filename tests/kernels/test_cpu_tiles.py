@@ -7,9 +7,9 @@ import torch
 
 import attemper
 from attemper.kernels.reference import define
-from attemper.operation.checks import prepare
+from attemper.operation.call import prepare
 from judge import SIGNS, assert_within, by_definition, judge
-from native import VARIANTS, native
+from native import VARIANTS, variant
 from rounding import sign_mass
 
 pytestmark = pytest.mark.skipif(
@@ -19,9 +19,8 @@ HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=[
 
 
 @pytest.fixture(autouse=True)
-def _poisoned(monkeypatch, poisoned):
+def _poisoned(poisoned, poisoned_workspace):
     """Workspaces are filled with NaN as well as results."""
-    monkeypatch.setattr(native, "_POISON", 1)
 
 
 def draw(rows, keys, dim, value_dim, dtype, heads=2):
@@ -29,12 +28,12 @@ def draw(rows, keys, dim, value_dim, dtype, heads=2):
     return {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
 
 
-def both(monkeypatch, run):
+def both(run):
     """What tiles give, and what vectors give."""
     found = {}
     for name in ("amx", "avx512"):
-        monkeypatch.setattr(native, "_VARIANT", native.VARIANTS.index(name))
-        found[name] = run()
+        with variant(name):
+            found[name] = run()
     return found["amx"], found["avx512"]
 
 
@@ -83,10 +82,10 @@ def test_few_heads_on_several_threads(groups, dtype):
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 32), (torch.float16, 64)], ids=["bf16", "f16"])
-def test_tiles_are_what_runs(dtype, rows, monkeypatch):
+def test_tiles_are_what_runs(dtype, rows):
     """Other bits than vectors give: without this, the tests above would pass on vectors alone."""
     tensors = draw(rows, 32, 48, 48, dtype)
-    tiles, vectors = both(monkeypatch, lambda: outcome(tensors))
+    tiles, vectors = both(lambda: outcome(tensors))
     different = [not torch.equal(a, b) for a, b in zip(tiles, vectors, strict=True)]
     assert any(different[1:-3])
     assert any(different[-3:])
@@ -94,9 +93,9 @@ def test_tiles_are_what_runs(dtype, rows, monkeypatch):
 
 @HALVES
 @pytest.mark.parametrize(("rows", "keys"), [(15, 300), (100, 31)])
-def test_short_calls_are_done_by_vectors(rows, keys, dtype, monkeypatch):
+def test_short_calls_are_done_by_vectors(rows, keys, dtype):
     tensors = draw(rows, keys, 48, 48, dtype)
-    for a, b in zip(*both(monkeypatch, lambda: outcome(tensors)), strict=True):
+    for a, b in zip(*both(lambda: outcome(tensors)), strict=True):
         assert torch.equal(a, b)
 
 
@@ -105,7 +104,7 @@ ODD = {"inf": math.inf, "nan": math.nan, "huge": 1e30, "all tiny": 1e-30}
 
 @pytest.mark.parametrize("where", ["query", "key", "value", "arriving"])
 @pytest.mark.parametrize("what", ODD)
-def test_what_tiles_cannot_hold_is_done_by_vectors(where, what, monkeypatch):
+def test_what_tiles_cannot_hold_is_done_by_vectors(where, what):
     """What vectors give, whether that is finite or not."""
     tensors = {**draw(70, 90, 32, 32, torch.bfloat16), "arriving": torch.randn(1, 2, 70, 32).bfloat16()}
     tensors[where] = (
@@ -121,7 +120,7 @@ def test_what_tiles_cannot_hold_is_done_by_vectors(where, what, monkeypatch):
             assert torch.equal(getattr(alone, name).nan_to_num(7), getattr(vitals, name).nan_to_num(7)), name
         return [output, *torch.autograd.grad(output, leaves, arriving)]
 
-    tiles, vectors = both(monkeypatch, run)
+    tiles, vectors = both(run)
     for a, b in zip(tiles, vectors, strict=True):
         finite = b.isfinite()
         assert torch.equal(a[~finite].nan_to_num(7), b[~finite].nan_to_num(7))
@@ -130,12 +129,10 @@ def test_what_tiles_cannot_hold_is_done_by_vectors(where, what, monkeypatch):
             assert (a - b).abs().max() <= 0.01 * b.abs().max()
 
 
-def test_products_of_small_numbers_are_not_lost(monkeypatch):
+def test_products_of_small_numbers_are_not_lost():
     """Tiles drop products below 2^-126, before the scale makes them large."""
     tensors = {name: (t.float() * 2e-18).bfloat16() for name, t in draw(70, 90, 32, 32, torch.bfloat16).items()}
-    tiles, vectors = both(
-        monkeypatch, lambda: attemper.measure(tensors["query"], tensors["key"], scale=5e34, kernel="cpu")
-    )
+    tiles, vectors = both(lambda: attemper.measure(tensors["query"], tensors["key"], scale=5e34, kernel="cpu"))
     exact, plain = (by_definition(tensors, {"scale": 5e34}, dtype) for dtype in (torch.float64, torch.float32))
     mass = sign_mass(exact[2], exact[1])
     for vitals in (tiles, vectors):
@@ -144,8 +141,8 @@ def test_products_of_small_numbers_are_not_lost(monkeypatch):
             assert_within(name, getattr(vitals, name), exact[1][name].detach(), plain[1][name], rounding)
 
 
-@pytest.mark.parametrize("loss", ["output", "entropy", "p2"])
-def test_gradients_of_float16_are_as_exact_as_with_vectors(loss, monkeypatch):
+@pytest.mark.parametrize("loss", ["output", "entropy", "sum_p2"])
+def test_gradients_of_float16_are_as_exact_as_with_vectors(loss):
     """Where lse is so large that its rounding counts, or dz times keys that lie close together cancels."""
     tensors, options = draw(100, 400, 64, 64, torch.float16), {"scale": 1.0}
     tensors["query"] = tensors["query"] / 10
@@ -166,7 +163,7 @@ def test_gradients_of_float16_are_as_exact_as_with_vectors(loss, monkeypatch):
         pairs = [(a, b) for a, b in zip(found, exact, strict=True) if b is not None]
         return [(a.double() - b).square().mean().sqrt().item() for a, b in pairs]
 
-    tiles, vectors = both(monkeypatch, run)
+    tiles, vectors = both(run)
     assert max(a / b for a, b in zip(tiles, vectors, strict=True)) < 1.2
 
 

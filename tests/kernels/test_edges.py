@@ -136,17 +136,17 @@ def test_logits_far_from_zero_keep_their_variance(kernel, device):
 
 
 def test_constant_rows(kernel, device):
-    """Equal keys: entropy ln n, variance 0, p2 1/n, top weight 1/n; one key: entropy 0."""
+    """Equal keys: entropy ln n, variance 0, sum_p2 1/n, top weight 1/n; one key: entropy 0."""
     query, key = draw(1, 1, 5, 8, device=device), draw(1, 1, 1, 8, device=device).expand(1, 1, 777, 8)
     for dtype in dict.fromkeys((torch.float32, widest(kernel))):
         q, k = query.to(dtype), key.to(dtype)
         vitals = attemper.attention(q, k, k, kernel=kernel).vitals
-        for name, closed in (("entropy", math.log(777)), ("p2", 1 / 777), ("top_weight", 1 / 777)):
-            assert_reordered(getattr(vitals, name) / closed, torch.ones_like(vitals.p2), 777, name)
+        for name, closed in (("entropy", math.log(777)), ("sum_p2", 1 / 777), ("top_weight", 1 / 777)):
+            assert_reordered(getattr(vitals, name) / closed, torch.ones_like(vitals.sum_p2), 777, name)
         assert vitals.variance.max() <= 777 * torch.finfo(q.dtype).eps ** 2 * vitals.peak.abs().max() ** 2
     one = attemper.attention(draw(1, 1, 5, 8, device=device), key[..., :1, :], key[..., :1, :], kernel=kernel).vitals
     assert one.entropy.abs().max() == 0
-    assert (one.p2 == 1).all()
+    assert (one.sum_p2 == 1).all()
     assert (one.jacobian_trace == 0).all()
 
 
@@ -224,15 +224,17 @@ def test_nan_in_the_future_does_not_reach_the_past(kernel, device):
 @pytest.mark.parametrize("causal", [False, True])
 def test_asking_for_vitals_changes_no_bit_of_the_output(kernel, device, dtype, causal):
     if kernel not in fused(dtype):
-        pytest.skip(f"{kernel} does not serve {dtype}")
+        pytest.skip(f"does not apply: {kernel} does not serve {dtype}")
     q, k, v = (draw(2, 4, n, 16, dtype=dtype, device=device) for n in (70, 600, 600))
     bare = attemper.attention(q, k, v, causal=causal, signs=(), kernel=kernel).output
     assert bare.dtype == dtype
-    for signs in ["all", *itertools.combinations(("variance", "entropy", "p2", "peak", "visible"), 2)]:
+    for signs in ["all", *itertools.combinations(("variance", "entropy", "sum_p2", "peak", "visible"), 2)]:
         assert torch.equal(attemper.attention(q, k, v, causal=causal, signs=signs, kernel=kernel).output, bare)
 
 
-@pytest.mark.parametrize("signs", [("variance",), ("mean", "p2"), ("visible",), ("entropy",), ("peak", "lse")], ids=str)
+@pytest.mark.parametrize(
+    "signs", [("variance",), ("mean", "sum_p2"), ("visible",), ("entropy",), ("peak", "lse")], ids=str
+)
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_subset_of_signs_has_the_values_of_all(kernel, device, signs, masked):
     q, k, v = (draw(2, 4, n, 16, device=device).requires_grad_() for n in (70, 600, 600))
@@ -298,7 +300,7 @@ class TestDropout:
         expected = (z.softmax(-1) * kept / 0.7) @ exact[2]
         assert_same(output, expected, terms=n * n)
         cotangent = torch.randn_like(output)
-        loss, judge_loss = (output * cotangent).sum() + vitals.p2.sum(), (expected * cotangent).sum()
+        loss, judge_loss = (output * cotangent).sum() + vitals.sum_p2.sum(), (expected * cotangent).sum()
         judge_loss = judge_loss + z.softmax(-1).square().sum()
         for a, b in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(judge_loss, exact), strict=True):
             assert_same(a, b, terms=n * n)

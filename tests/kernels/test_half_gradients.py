@@ -12,7 +12,7 @@ from torch.testing import make_tensor
 import attemper
 from attemper.kernels.contract import ARGMAX_BIT, BIT, OUTPUT_LOW_BIT
 from attemper.kernels.reference import define
-from attemper.operation.checks import prepare
+from attemper.operation.call import prepare
 from attemper.operation.shapes import broadcast_like_torch
 from judge import assert_within, by_definition
 from rounding import gradient_mass
@@ -53,7 +53,7 @@ def samples(device, dtype):
 
 
 def floor(tensors, cotangent, causal):
-    """What float32 leaves in each gradient, as a norm: logits to ±200 make rows of one key, whose gradient is nothing else."""
+    """The norm of each gradient's float32 rounding. With logits to ±200 a row has one key, and its gradient is nothing else."""
     wide = {name: t.double() for name, t in tensors.items()}
     mask = wide.pop("attn_mask", None)
     inputs = broadcast_like_torch("judge", *wide.values(), False)
@@ -87,7 +87,7 @@ def test_samples_of_torch(device, dtype):
 
 
 def shared(dtype, device, rows=64, keys=64, size=(5.0, 3.0)):
-    """Keys and values that share a large part: what the weights multiply it by is Σp = 1, and cancels only if δ is exact."""
+    """Keys and values with a large common part. It cancels from the gradients, as Σp = 1, but only if δ is exact."""
     heads, dim = 4, 64
     draw = {name: torch.randn(2, heads, n, dim) for name, n in (("query", rows), ("key", keys), ("value", keys))}
     for name, part in zip(("key", "value"), size, strict=True):
@@ -117,7 +117,7 @@ def test_keys_and_values_that_share_a_part(device, kernel, dtype):
         for name, error in errors(ours, exact).items():
             if name != "scale":
                 assert error <= 1.5 * theirs[name], f"{rows} rows, d({name}): {error:.2e}, torch {theirs[name]:.2e}"
-        # float32, and so rounded by its many terms and not by its dtype
+        # d(scale) is float32: its error comes from the sum of many terms, not from a half-precision dtype
         _, definition, problem = by_definition(tensors, {}, torch.float64)
         mass = gradient_mass(problem, definition, "output", cotangent.double())["scale"]
         rounding = torch.finfo(torch.float32).eps * mass
@@ -125,8 +125,8 @@ def test_keys_and_values_that_share_a_part(device, kernel, dtype):
 
 
 @pytest.mark.parametrize("kernel", FUSED)
-def test_the_bits_go_along_through_fakes_vmap_and_compiled_graphs(device, kernel):
-    """With them lost on the way, a gradient would be as rough as that of a rounded output."""
+def test_low_bits_survive_fakes_vmap_and_compiled_graphs(device, kernel):
+    """Without them a gradient would be as rough as that of a rounded output."""
     tensors = shared(torch.bfloat16, device, rows=300, keys=900)
     inputs, cotangent = tuple(tensors[name] for name in ("query", "key", "value")), torch.randn(300, 64, device=device)
 
@@ -136,15 +136,15 @@ def test_the_bits_go_along_through_fakes_vmap_and_compiled_graphs(device, kernel
     leaves = [t.requires_grad_() for t in inputs]
     expected = torch.autograd.grad(loss(*leaves), leaves)
     by_sample = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*inputs)
-    for name, truth, one in zip(("query", "key", "value"), expected, by_sample, strict=True):
+    for name, truth, gradient in zip(("query", "key", "value"), expected, by_sample, strict=True):
         # heads are spread over threads in another way, and dq is joined in another order, before it is rounded
-        assert (one - truth).norm() <= torch.finfo(torch.bfloat16).eps * truth.norm(), name
+        assert (gradient - truth).norm() <= torch.finfo(torch.bfloat16).eps * truth.norm(), name
     if kernel == FUSED[0]:  # one graph for all kernels: the op's
         compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves)
-        for name, truth, two in zip(
+        for name, truth, gradient in zip(
             ("query", "key", "value"), expected, torch.autograd.grad(compiled, leaves), strict=True
         ):
-            assert torch.equal(two, truth), name
+            assert torch.equal(gradient, truth), name
 
     problem = prepare("test", *inputs).problem
     bits = sum(BIT.values()) | ARGMAX_BIT | OUTPUT_LOW_BIT
@@ -159,7 +159,7 @@ def test_the_bits_go_along_through_fakes_vmap_and_compiled_graphs(device, kernel
 @pytest.mark.parametrize("kernel", FUSED)
 @pytest.mark.parametrize("size", [1e-5, 3e-7])
 def test_small_outputs_of_float16_carry_what_rounding_took(kernel, size, device):
-    """Below the normal numbers a rounding takes more than 16 bits of float32 hold, unless they count in another unit."""
+    """Rounding to a subnormal loses more than 16 bits of a float32 can hold, unless the bits count in another unit."""
     torch.manual_seed(0)
     key = torch.randn(1, 1, 600, 16) + 5 * torch.randn(16)
     value = (torch.randn(1, 1, 600, 16) + 3 * torch.randn(16)) * size

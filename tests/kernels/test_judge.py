@@ -5,7 +5,7 @@ import torch
 
 from attemper import kernels
 from attemper.kernels import blockwise
-from attemper.kernels.contract import Serves
+from attemper.kernels.contract import Capabilities
 from judge import SIGNS, judge
 from serving import serving
 
@@ -20,11 +20,11 @@ def test_the_honest_kernel_passes():
 
 @pytest.mark.parametrize("name", ["output", *SIGNS])
 def test_a_value_off_by_a_few_roundings_is_caught(monkeypatch, name):
-    def forward(problem, sign_bits):
-        measured = blockwise.forward(problem, sign_bits)
-        wrong = getattr(measured, name).clone()
+    def forward(*args, **options):
+        output, signs = blockwise.forward(*args, **options)
+        wrong = (output if name == "output" else getattr(signs, name)).clone()
         wrong[0, 0, 5] += 2e-5
-        return measured._replace(**{name: wrong})
+        return (wrong, signs) if name == "output" else (output, signs._replace(**{name: wrong}))
 
     _install(monkeypatch, forward, blockwise.backward)
     with pytest.raises(AssertionError, match=name):
@@ -43,11 +43,11 @@ def test_a_forgotten_gradient_is_caught(monkeypatch, name):
 
 @pytest.mark.usefixtures("poisoned")
 def test_a_value_never_written_is_caught(monkeypatch):
-    def forward(problem, sign_bits):
-        measured = blockwise.forward(problem, sign_bits)
-        output = torch.empty_like(measured.output)
-        output[:, :1] = measured.output[:, :1]
-        return measured._replace(output=output)
+    def forward(*args, **options):
+        output, signs = blockwise.forward(*args, **options)
+        wrong = torch.empty_like(output)
+        wrong[:, :1] = output[:, :1]
+        return wrong, signs
 
     _install(monkeypatch, forward, blockwise.backward)
     with pytest.raises(AssertionError, match="output: not finite"):
@@ -59,12 +59,15 @@ def _install(monkeypatch, forward, backward):
         pass
 
     Faulty.forward, Faulty.backward = staticmethod(forward), staticmethod(backward)
-    monkeypatch.setattr(kernels, "load", lambda name: Faulty)
+    load = kernels.load
+    monkeypatch.setattr(kernels, "load", lambda name: Faulty if name == "blockwise" else load(name))
 
 
 def test_a_device_is_tested_with_the_kernels_that_serve_it(monkeypatch):
     assert serving("cpu") == [name for name, serves in kernels.KERNELS.items() if serves.devices in (None, ("cpu",))]
     assert "cpu" not in serving("cuda:0")
-    monkeypatch.setitem(kernels.KERNELS, "absent", Serves(devices=("cuda",), unless=lambda call: "is not built here"))
+    monkeypatch.setitem(
+        kernels.KERNELS, "absent", Capabilities(devices=("cuda",), unavailable_reason=lambda call: "is not built here")
+    )
     assert serving("cuda:0")[-1] == "absent"  # and so its tests fail, where it should be and is not
     assert "absent" not in serving("cpu")

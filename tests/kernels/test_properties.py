@@ -62,7 +62,7 @@ def test_shifting_the_logits_shifts_mean_peak_and_lse_alone(kernel, problem, shi
     one = attemper.attention(q, k, v, mask=bias, kernel=kernel)
     two = attemper.attention(q, k, v, mask=bias + shift, kernel=kernel)
     assert_float64(one.output, two.output)
-    for name in ("visible", "variance", "entropy", "p2"):
+    for name in ("visible", "variance", "entropy", "sum_p2"):
         assert_float64(getattr(one.vitals, name), getattr(two.vitals, name), name)
     some = one.vitals.visible > 0
     for name in ("mean", "peak", "lse"):
@@ -92,8 +92,8 @@ def test_signs_stay_within_their_bounds(kernel, problem):
     slack = 16 * torch.finfo(torch.float32).eps * (1 + vitals.peak[some].abs())
     assert (vitals.entropy[some] >= -slack).all()
     assert (vitals.entropy[some] <= seen.log() + slack).all()
-    assert (vitals.p2[some] <= 1 + slack).all()
-    assert (vitals.p2[some] >= 1 / seen - slack).all()
+    assert (vitals.sum_p2[some] <= 1 + slack).all()
+    assert (vitals.sum_p2[some] >= 1 / seen - slack).all()
     assert (vitals.variance >= 0).all()
     assert (vitals.mean[some] <= vitals.peak[some] + slack).all()
     assert (vitals.peak[some] <= vitals.lse[some] + slack).all()
@@ -107,5 +107,5 @@ def test_equal_keys_are_shared_equally(kernel, keys, dim, level):
     k = torch.full((1, keys, dim), level, dtype=torch.float64)
     vitals = attemper.attention(q, k, k, kernel=kernel).vitals
     assert_float64(vitals.entropy, torch.full((1, 3), math.log(keys), dtype=torch.float64))
-    assert_float64(vitals.p2, torch.full((1, 3), 1 / keys, dtype=torch.float64))
+    assert_float64(vitals.sum_p2, torch.full((1, 3), 1 / keys, dtype=torch.float64))
     assert_float64(vitals.variance, torch.zeros(1, 3, dtype=torch.float64))

@@ -1,47 +1,44 @@
-"""What the claims and docs/numbers.md rest on: each cell is measured once, in one process."""
+"""The rows that the claims and docs/numbers.md are tested on: each cell is measured once, in one process."""
 
-import importlib.util
-import time
-from pathlib import Path
-from types import SimpleNamespace
+import importlib
 
 import pytest
 
-from attemper import _timing
-from attemper.lab import experiment
-from attemper.lab.claims import claims, numbers
-from attemper.lab.engine.experiment import Experiment, key
-from attemper.lab.exact import additive_cost
+from attemper_lab import experiment
+from attemper_lab.claims import claims
+from attemper_lab.engine.experiment import Experiment, key
+from attemper_lab.exact import additive_cost
+from research import numbers
 
 
 @pytest.fixture(scope="session")
 def measured_once():
-    """A place for `Experiment.rows` that remembers the rows of every cell."""
-    kept = {}
+    """A substitute for `Experiment.rows` that measures each cell once."""
+    rows_of = {}
     measure = Experiment.rows
 
     def rows(experiment, cell):
         which = (experiment.name, key(cell))
-        if which not in kept:
-            kept[which] = measure(experiment, cell)
-        return kept[which]
+        if which not in rows_of:
+            rows_of[which] = measure(experiment, cell)
+        return rows_of[which]
 
     return rows
 
 
 @pytest.fixture(scope="session")
 def evidence(measured_once):
-    """What `attemper claims` measures; the processes that measure memory are left to test_experiments.py: it decides nothing."""
+    """The rows that `attemper claims` measures. Its memory decides no claim, and is left to test_experiments.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experiment, "rows", measured_once)
         patch.setattr(additive_cost, "_memory", lambda cell: dict.fromkeys(additive_cost.CALLS, 1 << 20))
-        patch.setattr(_timing, "time", SimpleNamespace(perf_counter=time.process_time))  # also of a busy machine
-        found = claims.gather(False, lambda line: None)
-        for _ in range(4):  # caches that others use hide the time that a loop computes behind that of its calls
-            if all(row["work_factor"] > 1 for row in found["parallel"] if row["threads"] == 1):
+        rows = claims.gather(False, lambda line: None)
+        # on a busy machine the computing time of a loop can be lost in the time of its calls: measure it again
+        for _ in range(4):
+            if all(row["work_factor"] > 1 for row in rows["parallel"] if row["threads"] == 1):
                 break
-            found["parallel"] = experiment("parallel").run(**claims.EVIDENCE["parallel"][1])
-    return found
+            rows["parallel"] = experiment("parallel").run(**claims.EVIDENCE["parallel"][1])
+    return rows
 
 
 @pytest.fixture(scope="session")
@@ -54,9 +51,5 @@ def measured(measured_once):
 
 @pytest.fixture(scope="session")
 def full_size():
-    """scripts/full_size.py, which makes what is said of other machines from the rows in docs/data/."""
-    path = Path(__file__).parents[2] / "scripts" / "full_size.py"
-    spec = importlib.util.spec_from_file_location("full_size", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """research/full_size.py, which writes the pages' results of other machines from the rows in docs/data/."""
+    return importlib.import_module("research.full_size")

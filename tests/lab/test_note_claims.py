@@ -1,34 +1,34 @@
 """The claims C24 to C36, judged from rows: each number can turn its verdict; and docs/notes.md, which they are shown on."""
 
-import copy
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from attemper.lab import experiment
-from attemper.lab.claims import claims, note_claims
-from attemper.lab.claims.judgement import FALSE, HOLDS, NOT_RUN
-from attemper.lab.details import head_dims, similarity, three_scores
-from attemper.lab.notes import page, reading, sentences
-from attemper.lab.real_model import antecedent
-from attemper.lab.real_model.pronouns import PRONOUN_PAIRS
-from attemper.lab.real_model.sentences import loaded
+from attemper_lab import experiment
+from attemper_lab.claims import claims
+from attemper_lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN, UNDECIDED
+from attemper_lab.details import head_dims, similarity, three_scores
+from attemper_lab.notes import sentences
+from attemper_lab.real_model import antecedent
+from attemper_lab.real_model.pronouns import PRONOUN_PAIRS
+from attemper_lab.real_model.sentences import loaded
 from close import in_float32, in_float64, printed
-from flips import assert_turns, times
+from flips import assert_turns, judged_by_id, names_by_verdict, times
 from measured import GROUP
+from research import notes, reading
 
 pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the evidence is gathered once
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "notes.md").read_text(encoding="utf-8")
-OWN = [claim.id for claim in note_claims.NOTE_CLAIMS]
+OWN = [claim.id for claim in claims.NOTE_CLAIMS]
 
 
 @pytest.fixture
 def judged(evidence):
-    return {one.claim.id: one for one in claims.judge(evidence) if one.claim.id in OWN}
+    return {name: judgement for name, judgement in judged_by_id(evidence).items() if name in OWN}
 
 
 # as in test_claims.py: claim → the beginning of a number's name → what to change first, what then, the verdict that follows
@@ -36,15 +36,26 @@ FLIPS = {
     "C24": {
         "heads of 72": ([], [("antecedent", {}, {"p": 1.0})], FALSE),
         "share of the pairs": ([], [("antecedent", {"layer": 3, "head": 1}, {"right": 0.95})], HOLDS),
+        "share that the best": ([], [("antecedent", {}, {"right_by_chance": 0.8})], FALSE),
     },
     "C25": {"heads of 72": ([], [("own_key", {}, {"own_weight": 0.0})], HOLDS)},
     "C26": {
-        f"std of the logits after dividing by √d_model, {heads} head": (
-            [("by_heads", {}, {"logit_std": 0.5})],
-            [("by_heads", {"heads": heads}, {"logit_std": 2.0})],
-            HOLDS,
-        )
-        for heads in (1, 2, 8, 96)
+        **{
+            f"std of the logits after dividing by √d_model, {heads} head": (
+                [("by_heads", {}, {"logit_std": 0.5})],
+                [("by_heads", {"heads": heads}, {"logit_std": 2.0})],
+                HOLDS,
+            )
+            for heads in (1, 2, 8, 96)
+        },
+        **{
+            f"std of the logits after dividing by √d_model, W of std 0.02 at width 12288, {heads}": (
+                [],
+                [("by_heads_fixed", {"d": 12288 // heads}, {"logit_variance": float(heads)})],
+                FALSE,
+            )
+            for heads in (12, 96)
+        },
     },
     "C27": {
         "growth of the logits' variance": (
@@ -56,9 +67,17 @@ FLIPS = {
     },
     "C28": {
         f"lower end of how many times as fast with the scale, {name}": (
-            [("scale_cost", {}, {"speed_low": 1.5}), ("scale_cost", {"way": way}, {"speed_low": 0.9})],
+            [("scale_cost", {}, {"speed_low": 1.5}), ("scale_cost", {"way": way}, {"speed_low": 0.9, "speed_high": 1.0})],
             [("scale_cost", {"way": way}, {"speed_low": 1.4})],
             HOLDS,
+        )
+        for way, name in (("attemper", "attemper's kernel"), ("eager", "three lines of torch"))
+    }
+    | {
+        f"upper end of how many times as fast with the scale, {name}": (
+            [("scale_cost", {}, {"speed_low": 0.9, "speed_high": 1.0})],
+            [("scale_cost", {"way": way}, {"speed_high": 1.4})],
+            UNDECIDED,
         )
         for way, name in (("attemper", "attemper's kernel"), ("eager", "three lines of torch"))
     },
@@ -74,7 +93,14 @@ FLIPS = {
     },
     "C31": {
         f"share of 66 model families drawn from transformers with d_k = {size}": ([], [("head_dims", {}, {"head_dim": 7})], FALSE)
-        for size in (64, 128)  # 512: see below
+        for size in (64, 128)
+    }
+    | {
+        "share of 66 model families drawn from transformers with d_k = 512": (
+            [],
+            [("head_dims", {}, {"head_dim": lambda row: 512 if row["family"][0] in "ab" else row["head_dim"]})],
+            HOLDS,
+        )
     },
     "C32": {
         "share of draws of 9 scores": ([], [("ranges", {"scores": 9}, {"as_said": 0.0})], FALSE),
@@ -85,7 +111,15 @@ FLIPS = {
         ),
     },
     "C33": {"operations in matrix products": ([], [("three_scores", {"score": "additive"}, {"product_flops": 0})], HOLDS)},
-    "C34": {"share of steps that raise": ([], [("plateau", {"lr": 1.0}, {"rises": 0.4})], HOLDS)},
+    "C34": {
+        f"largest rise of the loss above its lowest, in first losses, {name}, {which}": (
+            [(source, {}, {"worst_rise": 0.2})],
+            [(source, {"gap": gap}, {"worst_rise": rise})],
+            CONDITION,
+        )
+        for name, source in (("SGD", "plateau"), ("Adam", "plateau_adam"))
+        for which, gap, rise in (("smallest", 8.0, 0.5), ("largest", 2.0, 0.1))
+    },
     "C35": {
         "effective keys of 256": ([], [("three_scores", {"score": "additive"}, {"effective_keys": 2.0})], FALSE),
         "effective keys, dot product without": ([], [("three_scores", {"score": "dot"}, {"effective_keys": 150.0})], FALSE),
@@ -104,12 +138,12 @@ FLIPS = {
 
 
 def test_what_is_measured_here(judged):
-    """The verdicts of the code as it is; a change of one of them is news."""
-    found = {verdict: {name for name, one in judged.items() if one.verdict == verdict} for verdict in (FALSE, HOLDS)}
+    """The verdicts of this code, so that a change of one shows."""
+    names = names_by_verdict(judged)
     assert list(judged) == [f"C{number}" for number in range(24, 37)]
-    assert found[FALSE] - {"C28"} == {"C25", "C33", "C34"}
-    assert found[HOLDS] == {"C35"}  # not C28, whose times are those of a machine that may be busy
-    assert all(one.condition for one in judged.values())
+    assert names[FALSE] - {"C28"} == {"C25", "C33", "C34"}
+    assert names[HOLDS] == {"C35"}  # not C28, whose times are those of a machine that may be busy
+    assert all(judgement.condition for judgement in judged.values())
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name, flips in FLIPS.items() for number in flips])
@@ -117,20 +151,10 @@ def test_every_number_of_a_claim_can_turn_it(name, number, evidence):
     assert_turns(name, number, FLIPS[name][number], evidence)
 
 
-def test_a_rare_head_dim_turns_c31(evidence):
-    changed = copy.deepcopy(evidence)
-    for row in changed["head_dims"][:12]:
-        row["head_dim"] = 512
-    assert next(one for one in claims.judge(changed) if one.claim.id == "C31").verdict == HOLDS
-
-
 def test_no_number_is_for_show(judged):
-    for name, one in judged.items():
-        flips = [
-            *FLIPS[name],
-            *(["share of 66 model families drawn from transformers with d_k = 512"] if name == "C31" else []),
-        ]
-        assert {full for full in one.numbers for start in flips if full.startswith(start)} == set(one.numbers), name
+    for name, judgement in judged.items():
+        numbers = set(judgement.numbers)
+        assert {number for number in numbers if number.startswith(tuple(FLIPS[name]))} == numbers, name
 
 
 def test_the_pairs_differ_in_one_token_and_name_both_nouns():
@@ -138,7 +162,7 @@ def test_the_pairs_differ_in_one_token_and_name_both_nouns():
     assert {by: len(pairs) for by, pairs in PRONOUN_PAIRS.items()} == {"meaning": 48, "agreement": 24}
     for pair in (pair for pairs in PRONOUN_PAIRS.values() for pair in pairs):
         words = [tokenizer.tokenize(text) for text in pair.texts]
-        pronoun, nouns = antecedent.places(pair, *words)
+        pronoun, nouns = antecedent.positions(pair, *words)
         assert words[0][pronoun] in ("it", "he", "she")
         assert [words[0].count(noun) for noun in pair[1:3]] == [1, 1]
         assert nouns[0] < nouns[1] < pronoun
@@ -231,7 +255,7 @@ def test_without_the_embedded_model_or_transformers_they_are_not_run(evidence):
         for name, rows in evidence.items()
         if name not in ("own_key", "antecedent", "head_dims", "real_heads")
     }
-    found = {one.claim.id: one for one in claims.judge(left)}
+    found = judged_by_id(left)
     for name, extra in (("C24", "demo"), ("C25", "demo"), ("C30", "demo"), ("C31", "hf")):
         assert found[name].verdict == NOT_RUN
         assert f"attemper[{extra}]" in found[name].condition
@@ -240,13 +264,11 @@ def test_without_the_embedded_model_or_transformers_they_are_not_run(evidence):
 def test_every_sentence_is_judged_or_says_why_not():
     ids = {claim.id for claim in claims.CLAIMS}
     named_claims = set()
-    for note, some in sentences.NOTES.items():
-        assert len(some) >= 10, note
-        for one in some:
-            assert bool(one.claims) != bool(one.kind), one
-            assert one.kind in ("", sentences.DEFINITION, sentences.ARITHMETIC, sentences.VAGUE)
-            assert one.kind != sentences.VAGUE or one.remark
-            named_claims |= set(one.claims)
+    for sentence in (sentence for of_note in sentences.NOTES.values() for sentence in of_note):
+        assert bool(sentence.claims) != bool(sentence.kind), sentence
+        assert sentence.kind in ("", sentences.DEFINITION, sentences.ARITHMETIC, sentences.VAGUE)
+        assert sentence.kind != sentences.VAGUE or sentence.remark
+        named_claims |= set(sentence.claims)
     assert named_claims == ids, "every claim is one that a note makes"
     assert {claim for _, _, some in reading.TAKEAWAYS for claim in some} <= ids
     assert [note for note, _ in sentences.said("C24")] == ["002"]
@@ -255,19 +277,16 @@ def test_every_sentence_is_judged_or_says_why_not():
 def test_the_page_is_of_this_code(judged, evidence):
     """Every sentence, its verdict, and the numbers that decide the claims of this page; digits are the run's own."""
     for note, some in sentences.NOTES.items():
-        for place, one in enumerate(some, start=1):
-            assert f"| {note}.{place} | {page.cell(one.says)} |" in PAGE, "run python scripts/notes.py"
+        for index, sentence in enumerate(some, start=1):
+            assert f"| {note}.{index} | {notes.cell(sentence.says)} |" in PAGE, "run python -m research.notes"
     lines = dict(re.findall(r"^\| (C\d+) \| (.*)$", PAGE, flags=re.MULTILINE))
     assert list(lines) == OWN
-    for name, one in judged.items():
-        assert f"**{one.verdict}**" in lines[name], f"{name}: run python scripts/notes.py"
+    for name, judgement in judged.items():
+        # C28 compares times, and this machine may be busy
+        assert f"**{judgement.verdict}**" in lines[name] or name == "C28", f"{name}: run python -m research.notes"
         shown = re.sub(r"\d+", "#", lines[name].replace("\\|", "|"))
-        assert [each for each in (*one.numbers, *one.context) if re.sub(r"\d+", "#", each) not in shown] == []
+        assert [
+            each for each in (*judgement.numbers, *judgement.context) if re.sub(r"\d+", "#", each) not in shown
+        ] == []
     for name in OWN:
         assert experiment(claims.CLAIMS[int(name[1:]) - 1].look.split()[1])
-
-
-def test_verdicts_that_were_not_run_are_kept():
-    found = page.lines_of(claims.judge({}), {"C9": ("holds", "a condition", "a number 3")})
-    assert found["C9"] == page.ClaimLine("holds", "a condition", "a number 3", "attemper run recall")
-    assert found["C1"].verdict == NOT_RUN

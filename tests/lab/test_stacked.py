@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from attemper.errors import InputError
-from attemper.lab.stacked import recall
-from attemper.lab.stacked.adam import StackedAdam
-from attemper.lab.stacked.parameters import StackedParameters
-from attemper.lab.stacked.repeated import Repeated
-from attemper.lab.stacked.study import Deadline, missing, work
-from attemper.lab.stacked.text import sources
-from attemper.lab.studies import STUDIES, collapse, study
-from attemper.lab.training.recall import Recall
 from attemper.scale import rule
-from close import assert_float64
+from attemper_lab.training.recall import Recall
+from close import assert_float64, in_float64
+from research.stacked import recall
+from research.stacked.adam import StackedAdam
+from research.stacked.parameters import StackedParameters
+from research.stacked.repeated import Repeated
+from research.stacked.study import Deadline, missing, work
+from research.stacked.text import sources
+from research.studies import STUDIES, collapse, study
 
 CELLS = [
     {"d": 8, "pairs": 4, "rule": "sqrt_dk", "lr": 0.01, "seed": 0},
@@ -65,9 +65,9 @@ def test_a_stack_of_recall_is_its_runs():
     stack.keep([0, 2])  # and goes on without one of them
     for _ in range(8):
         stack.train()
-    for place, cell in enumerate((CELLS[0], CELLS[2])):
+    for index, cell in enumerate((CELLS[0], CELLS[2])):
         for name, expected in alone(cell, 20, 4).items():
-            assert_float64(stack.parameters.views[name][place].detach(), expected.detach(), name)
+            assert_float64(stack.parameters.views[name][index].detach(), expected.detach(), name)
 
 
 def test_the_gradient_is_that_at_the_softmax():
@@ -125,22 +125,22 @@ def test_adam_is_torchs_with_clipping_and_decay():
     ],
 )
 def test_a_study_is_measured_whole(name, tmp_path):
-    found = study(name)
-    rows = work(found, "tiny", tmp_path, "cpu", 60)
-    assert found.plan(rows, found.presets["tiny"]) == []
-    assert found.question.endswith("?")
-    assert isinstance(found.summary(rows), list)
-    title = found.draw(rows, found.finding(rows)).to_dict()["title"]["text"]
-    assert "".join(title).replace(" ", "") == found.finding(rows).replace(" ", "")
+    subject = study(name)
+    rows = work(subject, "tiny", tmp_path, "cpu", 60)
+    assert subject.plan(rows, subject.presets["tiny"]) == []
+    assert subject.question.endswith("?")
+    assert isinstance(subject.summary(rows), list)
+    title = subject.draw(rows, subject.finding(rows)).to_dict()["title"]["text"]
+    assert "".join(title).replace(" ", "") == subject.finding(rows).replace(" ", "")
 
 
 def test_a_study_continues_what_is_there(tmp_path):
-    found = study("rescue")
-    whole = work(found, "tiny", tmp_path / "whole", "cpu", 60)
+    subject = study("rescue")
+    whole = work(subject, "tiny", tmp_path / "whole", "cpu", 60)
     lines = (tmp_path / "whole" / "rescue.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "rescue.jsonl").write_text("".join(lines[:3]))
-    continued = work(found, "tiny", tmp_path / "part", "cpu", 60)
+    continued = work(subject, "tiny", tmp_path / "part", "cpu", 60)
     assert {(row["number"], row["treatment"], row["delay"]) for row in continued} == {
         (row["number"], row["treatment"], row["delay"]) for row in whole
     }
@@ -148,12 +148,12 @@ def test_a_study_continues_what_is_there(tmp_path):
 
 
 def test_a_study_does_not_mix_two_texts(tmp_path):
-    found = study("rescue")
-    work(found, "tiny", tmp_path, "cpu", 60)
+    subject = study("rescue")
+    work(subject, "tiny", tmp_path, "cpu", 60)
     path = tmp_path / "rescue.jsonl"
     path.write_text(path.read_text().replace(sources()[1], "1 bytes, sha256 0"))
     with pytest.raises(InputError, match="trained on a text of 1 bytes"):
-        work(found, "tiny", tmp_path, "cpu", 60)
+        work(subject, "tiny", tmp_path, "cpu", 60)
 
 
 def test_a_study_stops_when_its_time_is_over(tmp_path, capsys):
@@ -178,11 +178,25 @@ def planted(slope, by):
 def test_the_fit_tells_a_collapse_from_none():
     joint = planted(1.5, lambda d, n: math.sqrt(d / (2 * math.log(n))))
     assert collapse.fits(joint)[0]["slope"] == "1.50"
-    assert collapse.finding(joint).startswith("The slow-down without a scale falls on one curve")
+    assert collapse.finding(joint).startswith(
+        "Where it learns, the slow-down without a scale grows with √d_k / √(2 ln n) (R² 1.00), not"
+    )
+    product = planted(1.5, lambda d, n: math.sqrt(d * 2 * math.log(n)))
+    found = {row["variable"]: row for row in collapse.fits(product)}
+    assert found[collapse.PRODUCT]["slope"] == "1.50"
+    assert found[collapse.PRODUCT]["left out"] == in_float64(1.0)
+    assert found[collapse.RATIO]["p"] < 1e-6
+    assert collapse.finding(product).startswith(
+        "Where it learns, the slow-down without a scale grows with √d_k · √(2 ln n) (R² 1.00), not"
+    )
     width = planted(1.5, lambda d, n: math.sqrt(d))
     assert collapse.fits(width)[1]["slope"] == "1.50"
     assert collapse.finding(width).startswith("Without a scale training slows down with √d_k")
     assert all(row["at_edge"] == "neither" for row in collapse.summary(joint))
+    slow = [row for row in joint if (row["d"], row["pairs"], row["rule"]) != (16, 8, "sqrt_dk")]
+    never = dict.fromkeys(("steps_test", "steps_validation"), math.inf)
+    lost = [{**row, **never} for row in joint if row not in slow]
+    assert collapse.dropped(slow + lost) == [(16, 8)]
 
 
 def test_cells_that_never_learned_count_as_at_least_so_slow():
@@ -199,8 +213,9 @@ def test_cells_that_never_learned_count_as_at_least_so_slow():
     lost = [row for row in collapse.summary(ended) if not math.isfinite(row["slower"])]
     assert 2 <= len(lost) <= 6
     assert all(row["slower_least"] == 40 for row in lost)
-    last = collapse.fits(ended)[-1]
-    assert last["cells"] == 12
+    product, last = collapse.fits(ended)[-2:]
+    assert last["cells"] == product["cells"] == 12
+    assert product["p"] < 1e-6  # planted as √d_k · ln n
     assert [round(float(slope), 1) for slope in last["slope"].split(" and ")] == [1.5, 1.5]
     least = [math.log(row["slower_least"]) for row in lost]
     xs = [[math.log(row["d"]) / 2, math.log(math.log(row["pairs"]))] for row in lost]
@@ -214,12 +229,15 @@ def test_a_rate_at_the_edge_gets_a_neighbour():
     def row(power, steps):
         return {"lr": collapse.rate(power), "seed": 0, "steps_validation": steps, "accuracy": 0.9}
 
-    rising = [row(power, 100 - place) for place, power in enumerate(powers)]
-    assert collapse._rates(rising, 16, "none", (0,)) == [*powers, powers[-1] + 1]
-    assert collapse._rates([*rising, row(powers[-1] + 1, 500)], 16, "none", (0,)) == [*powers, powers[-1] + 1]
-    assert collapse._rates(rising[1:], 16, "none", (0,)) == powers  # not all are measured
+    rising = [row(power, 100 - index) for index, power in enumerate(powers)]
+    assert collapse.extended(rising, powers, (0,), collapse.promising) == [*powers, powers[-1] + 1]
+    assert collapse.extended([*rising, row(powers[-1] + 1, 500)], powers, (0,), collapse.promising) == [
+        *powers,
+        powers[-1] + 1,
+    ]
+    assert collapse.extended(rising[1:], powers, (0,), collapse.promising) == powers  # not all are measured
     lost = [{**one, "steps_validation": math.inf, "accuracy": 0.03} for one in rising]
-    assert collapse._rates(lost, 16, "none", (0,)) == powers  # none learns
+    assert collapse.extended(lost, powers, (0,), collapse.promising) == powers  # none learns
 
 
 def test_a_deadline_counts_down():

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import attemper
-from attemper.lab.stacked import language, text, treatments
-from attemper.lab.stacked.language import Dimensions, LanguageStack
-from attemper.lab.stacked.probe import SIGNS
-from attemper.lab.stacked.text import sources, starts
 from close import assert_float64, in_float64
+from research.stacked import language, text, treatments
+from research.stacked.language import Dimensions, LanguageStack
+from research.stacked.probe import SIGNS
+from research.stacked.text import sources, starts
 
 SIZE = Dimensions(width=8, head_dim=4, layers=2, length=12, batch=3, steps=6, warm_up=2, probed=2)
 CELLS = [
@@ -186,7 +186,7 @@ def test_the_probe_measures_what_attemper_measures(monkeypatch):
                 "entropy": far.entropy.mean((0, 2)),
                 "effective_keys": far.effective_keys.mean((0, 2)),
                 "evenness": far.evenness.mean((0, 2)),
-                "p2": far.p2.mean((0, 2)),
+                "sum_p2": far.sum_p2.mean((0, 2)),
                 "top_weight": far.top_weight.mean((0, 2)),
                 "saturated": (far.top_weight > 0.99).double().mean((0, 2)),
             }

@@ -6,12 +6,11 @@ import random
 
 import pytest
 
-from attemper.lab.maths import roc
-from attemper.lab.stacked.probe import SIGNS
-from attemper.lab.stacked.treatments import FAULTS
-from attemper.lab.stored import unpacked
-from attemper.lab.studies import ablation, alarm, rescue, sensitivity, warning
+from attemper_lab.stored import unpacked
 from close import in_float64
+from research.stacked.probe import SIGNS
+from research.stacked.treatments import FAULTS
+from research.studies import ablation, alarm, rescue, roc, sensitivity, separation, warning
 
 STEPS, EVERY = 200, 5
 ABOUT = {"parameters": 1, "tokens": 1, "text": "", "steps": STEPS}
@@ -60,11 +59,11 @@ def test_a_sign_that_rises_first_has_the_longest_lead():
     table = {row["sign"]: row for row in alarm.summary(runs())}
     assert next(iter(table)) == "peak"
     assert table["peak"]["auc"] == table["evenness"]["auc"] == 1.0
-    assert table["p2"]["auc"] == 0.5  # it says nothing
+    assert table["sum_p2"]["auc"] == 0.5  # it says nothing
     event = alarm.event(runs()[0]["losses"], runs()[-1]["losses"], 20)
     assert table["peak"]["lead"] == event - 100 > 0
     assert table["evenness"]["lead"] == event - 120
-    assert (table["peak"]["warned"], table["p2"]["warned"]) == (1.0, 0.0)
+    assert (table["peak"]["warned"], table["sum_p2"]["warned"]) == (1.0, 0.0)
     assert (table["peak"]["lead_low"], table["peak"]["lead_high"]) == (event - 100, event - 100)
 
 
@@ -118,7 +117,7 @@ def test_what_the_levels_of_health_would_have_done():
     for row in rows[8:10]:  # healthy
         row["peak"] = [60.0] * len(PROBES)
     table = {row["passes"]: row for row in alarm.levels(rows) if row["sign"] == "peak"}
-    assert [row["level"] for row in table.values()] == ["note", "warn", "act", "critical", "diverging"]
+    assert [row["level"] for row in table.values()] == ["note", "warn", "error", "critical", "diverging"]
     assert (table["above 50"]["healthy runs"], table["above 50"]["before the event"]) == (0.25, 1.0)
     assert (table["above 100"]["healthy runs"], table["above 100"]["failing runs"]) == (0.0, 0.0)  # 100 is not above it
     (evenness,) = (row for row in alarm.levels(rows) if row["sign"] == "evenness")
@@ -131,9 +130,9 @@ def test_healthy_runs_count_up_to_the_same_step():
     event."""
     rows = runs()
     for row in rows:
-        row["p2"] = [step / STEPS for step in PROBES]
-    assert found(rows, "p2")["auc"] == 0.5
-    assert found(rows, "p2")["auc, whole runs"] == 0.0
+        row["sum_p2"] = [step / STEPS for step in PROBES]
+    assert found(rows, "sum_p2")["auc"] == 0.5
+    assert found(rows, "sum_p2")["auc, whole runs"] == 0.0
 
 
 def test_false_alarms_raise_the_threshold():
@@ -167,7 +166,7 @@ def test_swapped_labels_and_signs_are_said():
 
 
 def table_of(rows):
-    """As scripts/full_size.py writes rows: what is not finite is null."""
+    """As research/full_size.py writes rows: what is not finite is null."""
 
     def finite(value):
         if isinstance(value, list):
@@ -189,9 +188,9 @@ def test_packed_rows_say_the_same():
 def test_thresholds_that_health_would_take():
     rows = runs(bad=8, good=40)
     healthy = [row for row in rows if row["number"] >= 8 and not row["twin"]]
-    for place, row in enumerate(healthy):
-        row["peak"] = [21.0 + place] * len(PROBES)  # 21 to 60
-        row["evenness"] = [0.9 - 0.02 * place] * len(PROBES)  # 0.9 to 0.12
+    for index, row in enumerate(healthy):
+        row["peak"] = [21.0 + index] * len(PROBES)  # 21 to 60
+        row["evenness"] = [0.9 - 0.02 * index] * len(PROBES)  # 0.9 to 0.12
     table = {row["sign"]: row for row in alarm.advised(rows, share=0.1)}
     assert table["peak"]["threshold"] == 56.0  # four of forty are above it
     assert table["peak"]["threshold_low"] < 56.0 < table["peak"]["threshold_high"] <= 60.0
@@ -203,12 +202,12 @@ def test_thresholds_that_health_would_take():
 
 
 def test_areas_and_curves():
-    assert roc.area(roc.wins([2.0, 3.0], [1.0, 1.0])) == (1.0, 1.0, 1.0)
-    assert roc.area(roc.wins([1.0], [1.0])).value == 0.5
-    assert roc.area(roc.wins([1.0], [2.0])).value == 0.0
-    assert math.isnan(roc.area(roc.wins([], [1.0])).value)
-    assert roc.curve([2.0, 3.0], [1.0, 2.5]) == [(0.0, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
-    assert roc.median([5.0] * 9) == (5.0, 5.0, 5.0)
+    assert separation.area(separation.wins([2.0, 3.0], [1.0, 1.0])) == (1.0, 1.0, 1.0)
+    assert separation.area(separation.wins([1.0], [1.0])).value == 0.5
+    assert separation.area(separation.wins([1.0], [2.0])).value == 0.0
+    assert math.isnan(separation.area(separation.wins([], [1.0])).value)
+    assert separation.curve([2.0, 3.0], [1.0, 2.5]) == [(0.0, 0.0), (0.0, 0.5), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0)]
+    assert separation.median([5.0] * 9) == (5.0, 5.0, 5.0)
 
 
 def test_intervals_hold_what_they_should():
@@ -216,7 +215,7 @@ def test_intervals_hold_what_they_should():
     stream, inside, truth = random.Random(0), 0, 0.5 * (1 + math.erf(0.5))
     for _ in range(100):
         bad, good = ([stream.gauss(mean, 1) for _ in range(40)] for mean in (1, 0))
-        one, other, apart = roc.areas([roc.wins(bad, good), roc.wins(good, bad)])
+        one, other, apart = separation.areas([separation.wins(bad, good), separation.wins(good, bad)])
         inside += one.low <= truth <= one.high
         assert apart.value == in_float64(one.value - other.value)
         assert apart.low > 0
@@ -272,9 +271,9 @@ def test_a_rescue_is_judged_by_the_twin():
     table = {(row["treatment"], row["delay"]): row for row in rescue.summary(lost)}
     assert table["third", 0]["rescued"] == 0.0
     assert table["third", 0]["gap"] == in_float64(rescue.UNTRAINED_LOSS - 2.0, 3)
-    _, low, high = roc.share([True, False] * 5)
+    _, low, high = separation.share([True, False] * 5)
     assert low == in_float64(1 - high)
-    assert roc.share([True] * 4).high == in_float64(1.0)
+    assert separation.share([True] * 4).high == in_float64(1.0)
 
 
 def test_treatments_begin_at_the_warning():
@@ -316,7 +315,7 @@ def test_sensitivity_is_the_mean_above_the_best():
 
 def ablated(rule, lr, seed, loss):
     row = {**ABOUT, "head_dim": 64, "rule": rule, "lr": lr, "seed": seed, "step": STEPS, "loss": loss, "peak": 5.0}
-    return {**row, "validation": loss, "held_out": loss, **{f"held_out_{place}": loss for place in range(1, 9)}}
+    return {**row, "validation": loss, "held_out": loss, **{f"held_out_{index}": loss for index in range(1, 9)}}
 
 
 def test_the_ablation_goes_beyond_an_edge_and_repeats_the_best():
@@ -365,5 +364,5 @@ def test_the_ablation_chooses_a_rate_by_the_seed_that_all_rates_have():
 
 
 def test_every_sign_has_a_name():
-    assert set(alarm.NAMES) == {*SIGNS, *alarm.RIVALS}
+    assert set(alarm.NAMES) == {*SIGNS, *alarm.RIVALS, roc.KNOWN}
     assert len({alarm.named(sign) for sign in alarm.ALL}) == len(alarm.ALL)

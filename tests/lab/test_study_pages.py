@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from attemper.health import thresholds
-from attemper.lab.stacked import treatments
-from attemper.lab.studies import STUDIES, ablation, alarm, rescue, sensitivity, study
+from research.stacked import treatments
+from research.studies import STUDIES, ablation, alarm, rescue, roc, sensitivity, study
 
 DOCS = Path(__file__).parents[2] / "docs"
+RUN = [name for name in STUDIES if (DOCS / "data" / f"{name}.json").exists()]
+"""The studies that have been run: their rows are there."""
 
 
 def words(name):
@@ -22,7 +24,7 @@ def words(name):
 
 @pytest.fixture(scope="module")
 def rows(full_size):
-    return {name: full_size.unpack(name) for name in STUDIES}
+    return {name: full_size.unpack(name) for name in RUN}
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +46,19 @@ def percent(row, column):
     return " to ".join(f"{100 * row[f'{column}_{end}']:.0f}" for end in ("low", "high"))
 
 
-@pytest.mark.parametrize("name", ["sensitivity", "warning", "rescue"])
+@pytest.mark.parametrize("name", ["sensitivity", "warning", "rescue", "alpha", "roc"])
 def test_a_study_is_on_the_page_with_its_figure(name, rows):
     said = study(name).finding(rows[name])
-    assert f" {said}." in (DOCS / "training.md").read_text(encoding="utf-8"), (
-        "run python scripts/stacked.py pack FOLDER"
-    )
+    assert f" {said}." in (DOCS / "training.md").read_text(encoding="utf-8"), "run python -m research.run pack FOLDER"
     drawn = html.unescape((DOCS / "figures" / f"full-{name}.svg").read_text(encoding="utf-8"))
     assert max(re.findall(r"Title text '(.*?)'\" pointer-events", drawn), key=len) == said
 
 
 def test_what_is_said_first_stands_on_the_page():
-    assert words("data/STUDIES.md") in words("training.md"), "run python scripts/stacked.py pack FOLDER"
-    bullets = [
-        one for one in words("data/README.md").split(" - ") if re.search(rf"`({'|'.join(STUDIES[1:])}).json`", one)
-    ]
-    assert len(bullets) == len(STUDIES[1:])
-    assert all(one in words("training.md") for one in bullets), "run python scripts/full_size.py"
+    assert words("data/STUDIES.md") in words("training.md"), "run python -m research.run pack FOLDER"
+    bullets = [one for one in words("data/README.md").split(" - ") if re.search(rf"`({'|'.join(RUN[1:])}).json`", one)]
+    assert len(bullets) == len(RUN[1:])
+    assert all(one in words("training.md") for one in bullets), "run python -m research.full_size"
 
 
 def test_the_runs_are_counted(runs):
@@ -143,8 +141,8 @@ def test_what_is_said_of_signs(signs, rows, runs):
     share = " to ".join(f"{100 * row['warned']:.0f}" for row in some)
     lead = " to ".join(f"{row['lead']:.0f}" for row in some)
     assert f"leaves them {share} % of the failing runs, {lead} steps before" in page
-    assert max(signs, key=lambda name: signs[name]["auc"]) == "p2_mean"
-    assert f"(Σ p²: {signs['p2_mean']['auc']:.2f}), and lead by {signs['p2_mean']['lead']:.0f} steps" in page
+    assert max(signs, key=lambda name: signs[name]["auc"]) == "sum_p2_mean"
+    assert f"(Σ p²: {signs['sum_p2_mean']['auc']:.2f}), and lead by {signs['sum_p2_mean']['lead']:.0f} steps" in page
     update = signs["update_ratio"]
     assert update["auc, rate"] == update["auc, unscaled"] == 1.0
     assert f"and of {update['auc']:.2f} over both" in page
@@ -205,15 +203,15 @@ def test_what_is_said_of_treatments(rows):
     assert {row["rescued"] for (name, _), row in table.items() if name != "clip30"} == {0.0}
     bare = f"{table['clip30', 0]['gap untreated']:.2f}"
     assert (
-        f"rescued {saved[0]} of 20 runs and left {gaps['clip30']} of {bare} nats; 50 steps later it rescued {saved[1]},"
-        in page
+        f"rescued {saved[0]} of 20 runs, one of them with 0.050, the limit itself, and left {gaps['clip30']} of {bare} nats; 50 "
+        f"steps later it rescued {saved[1]}," in page
     )
     assert saved[2:] == [0, 0]
     assert f"left {gaps['clip100']}, a third of the rate {gaps['third']}, the entropy floor {gaps['floor']}." in page
     assert f"they leave {gaps['clip100']}, {gaps['third']} and {gaps['floor']} of {bare} nats" in data
     assert (
-        f"rescues {saved[0]} ({percent(table['clip30', 0], 'rescued')} %), 50 steps later {saved[1]}, later none"
-        in data
+        f"rescues {saved[0]} ({percent(table['clip30', 0], 'rescued')} %; one of them with 0.050, the limit itself), 50 steps "
+        f"later {saved[1]}, later none" in data
     )
     assert f"left {gaps['third']}, and 100 steps later {table['third', 100]['gap']:.2f}" in guide
     assert f"left half of the gap ({table['clip30', 200]['gap']:.2f} nats)" in treat
@@ -325,3 +323,29 @@ def test_what_is_said_of_the_ablation(rows):
     assert round(small["gradient, last"], 7) == 2e-6
     assert round(large["gradient, last"], 6) == 1.5e-5
     assert {table[dim, rule]["says"] for dim in (64, 128) for rule in ("dk", "qk_norm")} == {"not decided"}
+
+
+def test_what_is_said_of_runs_near_the_critical_rate(rows):
+    page = words("data/README.md")
+    table = {row["sign"]: row for row in roc.summary(rows["roc"])}
+
+    def whole(sign, name="auc"):
+        row = table[sign]
+        return f"{row[name]:.2f} ({row[f'{name}_low']:.2f} to {row[f'{name}_high']:.2f})"
+
+    failing = alarm.dated(rows["roc"])
+    assert f"{len(failing)} runs fail and {len(alarm.healthy(alarm.pairs(rows['roc'])))} stay healthy" in page
+    assert (
+        f"the largest logit has an AUC of {whole('peak')}, the best of 12 signs, the spectral norm, {whole('spectral_norm')},"
+        in page
+    )
+    assert f"and the rate, as intended, {whole(roc.KNOWN)}" in page
+    assert (
+        f"log-sum-exp has {whole('lse', 'auc, together')} and the rate times the scale {whole(roc.KNOWN, 'auc, together')}"
+        in page
+    )
+    assert f"{statistics.median(run['gap'] for run in failing):.2f} nats in the median" in page
+    assert f"the largest logit has an AUC of {whole('peak')}" in words("data/STUDIES.md")
+    for family in alarm.NORMED:
+        rates = [run["lr"] for run in rows["roc"] if run["family"] == family]
+        assert max(rates) / min(rates) < 1.38

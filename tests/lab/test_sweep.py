@@ -1,8 +1,7 @@
-"""A sweep: resumed after a kill with the same rows, parallel, on a Dask cluster, and honest about workers that die."""
+"""A sweep: resumed after a kill with the same rows, parallel, and honest about workers that die."""
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,17 +12,17 @@ import pytest
 
 import forked
 from attemper.errors import InputError
-from attemper.lab import experiment
-from attemper.lab.engine.experiment import Experiment, Parameter
-from attemper.lab.engine.fingerprint import fingerprint
-from attemper.lab.engine.store import Store
-from attemper.lab.engine.sweep import sweep
+from attemper_lab import experiment
+from attemper_lab.engine.experiment import Experiment, Parameter
+from attemper_lab.engine.fingerprint import fingerprint
+from attemper_lab.engine.store import Store
+from attemper_lab.engine.sweep import sweep
 
 CELLS = "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"
 KILLED = """
 import os, signal
 from attemper import cli
-from attemper.lab.engine.experiment import Experiment
+from attemper_lab.engine.experiment import Experiment
 
 measure, measured = Experiment.rows, []
 
@@ -55,8 +54,8 @@ def toy(measure, values=(1, 2, 3, 4)) -> Experiment:
 
 
 def test_a_killed_sweep_resumes_and_gives_the_same_rows(tmp_path):
-    found = experiment("two_keys")
-    settings = found.settings({"d": CELLS, "samples": "1000"})
+    subject = experiment("two_keys")
+    settings = subject.settings({"d": CELLS, "samples": "1000"})
     kept = tmp_path / "two_keys.jsonl"
     forked.run(KILLED, [(CELLS, tmp_path)], tmp_path, expected=signal.SIGKILL)
     finished = kept.read_bytes().count(b"\n") - 1
@@ -64,32 +63,32 @@ def test_a_killed_sweep_resumes_and_gives_the_same_rows(tmp_path):
     with open(kept, "ab") as file:  # what a kill in the middle of a write leaves
         file.write(b'{"cell": {"d": 16, "sam')
     notes = []
-    again = sweep(found, settings, results=tmp_path, note=notes.append)
+    again = sweep(subject, settings, results=tmp_path, note=notes.append)
     assert notes == [f"{finished} of 16 cells were already measured"]
-    assert again.rows == sweep(found, settings).rows
+    assert again.rows == sweep(subject, settings).rows
     assert len(kept.read_bytes().splitlines()) == 17
 
 
 def test_finished_cells_are_not_measured_again(tmp_path):
     seen = []
-    found = toy(lambda cell: seen.append(cell["x"]) or [{"y": cell["x"] * 10}])
-    sweep(found, {"x": (1, 2)}, results=tmp_path)
-    swept = sweep(found, {"x": (1, 2, 3)}, results=tmp_path)
+    subject = toy(lambda cell: seen.append(cell["x"]) or [{"y": cell["x"] * 10}])
+    sweep(subject, {"x": (1, 2)}, results=tmp_path)
+    swept = sweep(subject, {"x": (1, 2, 3)}, results=tmp_path)
     assert seen == [1, 2, 3]
     assert swept.resumed == 2
     assert [row["y"] for row in swept.rows] == [10, 20, 30]
 
 
 def test_results_of_another_version_are_said_and_not_mixed(tmp_path):
-    found = toy(lambda cell: [{"y": 1}])
-    sweep(found, {"x": (1,)}, results=tmp_path)
+    subject = toy(lambda cell: [{"y": 1}])
+    sweep(subject, {"x": (1,)}, results=tmp_path)
     path = tmp_path / "toy.jsonl"
     text = path.read_text(encoding="utf-8")
     other = json.loads(text.splitlines()[0])
     path.write_text(text.replace(other["torch"], "2.0.0"), encoding="utf-8")
     before = path.read_bytes()
     with pytest.raises(InputError) as error:
-        sweep(found, {"x": (1,)}, results=tmp_path)
+        sweep(subject, {"x": (1,)}, results=tmp_path)
     assert "were made by torch 2.0.0; this is torch " in str(error.value)
     assert "choose another --results" in str(error.value)
     assert path.read_bytes() == before
@@ -109,32 +108,32 @@ def test_a_foreign_file_is_not_touched(tmp_path, content):
 )
 def test_a_damaged_line_is_named_and_its_cell_measured_again(tmp_path, damage):
     seen, notes = [], []
-    found = toy(lambda cell: seen.append(cell["x"]) or [{"y": cell["x"]}])
-    sweep(found, {"x": (1, 2, 3)}, results=tmp_path)
+    subject = toy(lambda cell: seen.append(cell["x"]) or [{"y": cell["x"]}])
+    sweep(subject, {"x": (1, 2, 3)}, results=tmp_path)
     path = tmp_path / "toy.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], damage, lines[3]]))
-    swept = sweep(found, {"x": (1, 2, 3)}, results=tmp_path, note=notes.append)
+    swept = sweep(subject, {"x": (1, 2, 3)}, results=tmp_path, note=notes.append)
     assert [row["y"] for row in swept.rows] == [1, 2, 3]
     assert seen == [1, 2, 3, 2]
-    assert notes[0] == f"{str(path)!r}: line 3 cannot be read and is left out: what it held is measured again"
-    assert sweep(found, {"x": (1, 2, 3)}, results=tmp_path).resumed == 3
+    assert notes[0] == f"{str(path)!r}: line 3 cannot be read and is left out: those cells are measured again"
+    assert sweep(subject, {"x": (1, 2, 3)}, results=tmp_path).resumed == 3
 
 
 def test_a_full_disk_does_not_end_a_sweep(tmp_path):
     """What was measured is given, what could be kept is whole, and the next run measures the rest."""
     resource = pytest.importorskip("resource")
-    found, notes = toy(lambda cell: [{"y": "long " * 2000 if cell["x"] == 2 else cell["x"]}]), []
+    subject, notes = toy(lambda cell: [{"y": "long " * 2000 if cell["x"] == 2 else cell["x"]}]), []
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        swept = sweep(found, {"x": (1, 2, 3)}, results=tmp_path, note=notes.append)
+        swept = sweep(subject, {"x": (1, 2, 3)}, results=tmp_path, note=notes.append)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(swept.rows) == 3
-    assert swept.unkept.startswith(f"run: not every cell could be kept in {str(tmp_path)!r}: File too large.")
+    assert swept.save_error.startswith(f"run: not every cell could be kept in {str(tmp_path)!r}: File too large.")
     assert len(notes) == 1
-    assert sweep(found, {"x": (1, 2, 3)}, results=tmp_path).resumed == 2
+    assert sweep(subject, {"x": (1, 2, 3)}, results=tmp_path).resumed == 2
     assert len((tmp_path / "toy.jsonl").read_bytes().splitlines()) == 4
 
 
@@ -152,7 +151,7 @@ def test_a_sweep_that_is_stopped_says_what_is_kept(tmp_path, kept):
     assert stopped.value.__notes__ == [where if kept else lost]
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs POSIX, and a user other than root")
 def test_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="cannot keep results in"):
@@ -166,14 +165,14 @@ def test_a_results_path_that_is_a_file(tmp_path):
         Store(target, "toy")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files are locked with fcntl")
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 def test_two_runs_do_not_write_one_file(tmp_path):
     with Store(tmp_path, "toy"), pytest.raises(InputError, match=r"another run is writing .* Wait for it"):
         Store(tmp_path, "toy")
     Store(tmp_path, "toy").close()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files are locked with fcntl")
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 def test_a_file_that_another_run_is_writing_is_not_touched(tmp_path):
     """A line without an end may be a line that is being written: only who holds the lock may drop it."""
     with Store(tmp_path, "toy") as store:
@@ -195,8 +194,8 @@ def test_results_of_edited_code_are_not_mixed_in(tmp_path):
 
 
 def test_the_fingerprint_follows_what_measuring_uses_and_nothing_else(monkeypatch):
-    from attemper.lab.exact import gradient, variance
-    from attemper.lab.maths import stats
+    from attemper_lab.exact import gradient, variance
+    from attemper_lab.maths import stats
 
     before = {one: fingerprint(one.measure) for one in (variance, gradient)}
     monkeypatch.setattr(variance, "finding", lambda rows: "another title")
@@ -208,12 +207,15 @@ def test_the_fingerprint_follows_what_measuring_uses_and_nothing_else(monkeypatc
     assert fingerprint(gradient.measure) != before[gradient]
 
 
-def test_the_fingerprint_is_the_same_in_another_process(capsys):
-    """Whatever order sets of words have there: dataclasses of Python 3.12 hold such sets, and a killed sweep must go on."""
-    from attemper.lab.training import recall
+def test_the_fingerprint_is_the_same_in_another_process(capsys, monkeypatch):
+    """Whatever order sets of words have there (dataclasses of Python 3.12 hold such sets), and whatever the library has kept
+    here meanwhile: a killed sweep must go on."""
+    from attemper.watch.routes import replace
+    from attemper_lab.training import recall
 
+    monkeypatch.setitem(replace.ATTENDING, 0, [])
     code = (
-        "from attemper.lab.engine.fingerprint import fingerprint; from attemper.lab.training.recall import measure; "
+        "from attemper_lab.engine.fingerprint import fingerprint; from attemper_lab.training.recall import measure; "
         "print(fingerprint(measure), fingerprint(lambda cell: cell in {'a', 'b', ('c', None)}))"
     )
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than here
@@ -249,9 +251,9 @@ def test_an_error_in_a_cell_is_reported_and_the_others_go_on():
 
 
 def test_two_processes_give_the_rows_of_one():
-    found = experiment("two_keys")
-    settings = {**found.settings(), "d": (2, 3, 4), "samples": (1000,)}
-    assert sweep(found, settings, jobs=2).rows == sweep(found, settings).rows
+    subject = experiment("two_keys")
+    settings = {**subject.settings(), "d": (2, 3, 4), "samples": (1000,)}
+    assert sweep(subject, settings, jobs=2).rows == sweep(subject, settings).rows
 
 
 @pytest.mark.filterwarnings("ignore:A worker stopped while some jobs were given")
@@ -261,7 +263,6 @@ def test_a_worker_that_dies_once_is_retried_and_one_that_always_dies_is_reported
     def measure(cell):
         import os
         import signal
-        from pathlib import Path
 
         with open(Path(folder) / f"tries-{cell['x']}", "a", encoding="utf-8") as file:
             file.write("x")
@@ -284,8 +285,8 @@ def test_a_worker_that_dies_once_is_retried_and_one_that_always_dies_is_reported
 
 IMPORTING = """
 import os, sys
-from attemper.lab.engine.experiment import Experiment, Parameter
-from attemper.lab.engine.sweep import sweep
+from attemper_lab.engine.experiment import Experiment, Parameter
+from attemper_lab.engine.sweep import sweep
 
 sys.path.insert(0, sys.argv[1])  # which workers take over
 parts = (lambda cell: [__import__("torch")], lambda rows: [], lambda rows: "", "none")
@@ -294,7 +295,7 @@ sweep(toy, {"x": (1, 2)}, jobs=2)
 """
 
 
-@pytest.mark.skipif(os.name != "posix", reason="a process whose parent died has another one on POSIX alone")
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 def test_workers_that_still_import_torch_end_with_a_caller_that_is_killed(tmp_path):
     """They hold its stdout, so a pipe behind it would wait for them: here the import takes ten minutes."""
     slow = f"import os, time; open({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'x').close(); time.sleep(600)"
@@ -318,68 +319,9 @@ def test_workers_that_still_import_torch_end_with_a_caller_that_is_killed(tmp_pa
 
 def test_more_processes_need_joblib(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
-    found = toy(lambda cell: [{"y": cell["x"]}])
-    assert [row["y"] for row in sweep(found, {"x": (1, 2)}).rows] == [1, 2]
+    subject = toy(lambda cell: [{"y": cell["x"]}])
+    assert [row["y"] for row in sweep(subject, {"x": (1, 2)}).rows] == [1, 2]
     from attemper.errors import MissingExtra
 
     with pytest.raises(MissingExtra, match=r"pip install 'attemper\[lab\]'"):
-        sweep(found, {"x": (1, 2)}, jobs=2)
-
-
-def test_the_dask_example_of_the_documents_runs(tmp_path):
-    """The block itself on fewer cells, as a script: two workers, the rows of one process, and its finding at the end."""
-    pytest.importorskip("distributed")
-    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (block,) = (part for part in re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL) if "LocalCluster" in part)
-    few = {"d": "1,4,16", "samples": "1000"}
-    assert "sweep(found, found.settings()," in block
-    script = tmp_path / "on_dask.py"
-    script.write_text(block.replace("found.settings(),", f"found.settings({few}),"), encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = experiment("two_keys")
-    rows = sweep(found, found.settings(few)).rows
-    assert done.stdout.splitlines()[-1] == found.finding(rows)
-    kept = [
-        json.loads(line) for line in (tmp_path / "results" / "two_keys.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    assert sorted((row["d"], row["slope"]) for line in kept[1:] for row in line["rows"]) == sorted(
-        (row["d"], row["slope"]) for row in rows
-    )
-
-
-@pytest.mark.filterwarnings("ignore")  # of distributed, about a worker that did not end as it should
-def test_a_worker_that_dies_on_dask_is_reported_and_the_others_go_on(tmp_path):
-    dask = pytest.importorskip("dask")
-    distributed = pytest.importorskip("distributed")
-    joblib = pytest.importorskip("joblib")
-
-    kept = str(tmp_path / "results" / "toy.jsonl")
-
-    def measure(cell):
-        import os
-        import signal
-        import time
-        from pathlib import Path
-
-        if cell["x"] == 4:
-            # a worker takes with it what nobody has fetched yet: the other cells are fetched, and so kept, first
-            while not Path(kept).exists() or Path(kept).read_bytes().count(b"\n") < 4:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return [{"y": cell["x"]}]
-
-    quiet = {
-        "distributed.scheduler.allowed-failures": 0,
-        "temporary-directory": str(tmp_path),
-        "logging.distributed": "critical",
-    }
-    with (
-        dask.config.set(quiet),
-        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
-        distributed.Client(cluster),
-        joblib.parallel_config(backend="dask"),
-    ):
-        swept = sweep(toy(measure), {"x": (1, 2, 3, 4)}, results=tmp_path / "results")
-    assert [row["y"] for row in swept.rows] == [1, 2, 3]
-    assert [str(failure) for failure in swept.failures] == ["x=4: its worker died 2 times (KilledWorker)"]
+        sweep(subject, {"x": (1, 2)}, jobs=2)

@@ -25,7 +25,7 @@ def definition(module, query, key, value, mask):
         "peak": z.masked_fill(shut, float("-inf")).amax(-1),
         "lse": lse,
         "entropy": lse - (p * seen).sum(-1),
-        "p2": p.square().sum(-1),
+        "sum_p2": p.square().sum(-1),
     }
 
 

@@ -194,7 +194,7 @@ def definition(module: attemper.MultiHeadAttention, x: torch.Tensor, mask: torch
         "peak": z.masked_fill(shut, float("-inf")).amax(-1),
         "lse": lse,
         "entropy": lse - (p * seen).sum(-1),
-        "p2": (p * p).sum(-1),
+        "sum_p2": (p * p).sum(-1),
     }
 
 

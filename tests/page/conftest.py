@@ -13,16 +13,14 @@ def axe() -> str:
     """The text of axe-core, to be run in a page."""
     path = Path(os.environ.get("ATTEMPER_AXE", HOME))
     if not path.is_file():
-        pytest.skip(
-            "accessibility was not checked: axe-core is not here. Type make browser, or set ATTEMPER_AXE to axe.min.js"
-        )
+        pytest.skip("needs axe-core: make browser, or ATTEMPER_AXE=/path/to/axe.min.js")
     return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def live():
     """A server whose computations are those of stub_worker.py."""
-    pytest.importorskip("fastapi", reason="the page's server was not tested: fastapi is not installed")
+    pytest.importorskip("fastapi", reason="needs the package fastapi")
     from page.served import serving
 
     with serving() as running:

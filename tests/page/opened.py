@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attemper.page import offline
+from attemper_lab.page import offline
 from report.opened import visited
 
 GROUP = "page"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from attemper.page.server.serve import Bound, StoppableServer, bind, server
+from attemper_lab.page.server.serve import Bound, StoppableServer, bind, server
+from page.stub_worker import Stub
 
-STUB = Path(__file__).with_name("stub_worker.py")
 PATIENCE = 60.0
 """Seconds for what comes at once: a machine may do other work. What never comes takes longer."""
 
@@ -64,7 +62,7 @@ def serving(stub: bool = True, **options: Any) -> Iterator[Running]:
     bound = bind()
     running = server(bound, **options)
     if stub:
-        running.served.desk._command = [sys.executable, str(STUB)]
+        running.served.worker.computing = Stub
     thread = threading.Thread(target=running.run, kwargs={"sockets": [bound.socket]}, daemon=True)
     thread.start()
     until = time.monotonic() + PATIENCE

@@ -4,10 +4,10 @@ import json
 import sys
 import time
 
-from attemper.page.server import worker
+from attemper_lab.page.server.worker import Computing
 
 
-class Stub:
+class Stub(Computing):
     """`text` decides.
 
     "slow" takes a while ("slow 2" two seconds), "endless" does not come back, "dies" ends the process, "fails" raises.
@@ -15,7 +15,10 @@ class Stub:
     """
 
     def load(self):
-        pass
+        return b""
+
+    def first(self):
+        return b""
 
     def heads(self, text):
         if text.startswith("slow"):
@@ -26,20 +29,19 @@ class Stub:
             sys.exit(1)
         elif text == "fails":
             raise RuntimeError("a secret: /etc/passwd")
-        return "json", json.dumps({"text": text}).encode()
+        return json.dumps({"text": text}).encode()
 
     def logits(self, text, layer, head):
-        return "floats", bytes(4)
+        return bytes(4)
 
     def flow(self, text, layer, head):
-        return "json", b"{}"
+        return b"{}"
 
-    def run(self, rules, d, lr, steps, seed):
+    def begin_run(self, **settings):
+        self._rows = self.rows(**settings)
+        return b""
+
+    def rows(self, rules, d, lr, steps, seed):
         for step in range(steps + 1):
             time.sleep(0.01 if seed == 0 else 0.2)
-            yield "event", json.dumps({"rule": rules[0], "step": step, "loss": 1.0, "done": step / steps}).encode()
-
-
-if __name__ == "__main__":
-    worker.Computing = lambda model: Stub()
-    worker.main([])
+            yield {"rule": rules[0], "step": step, "loss": 1.0, "done": step / steps}

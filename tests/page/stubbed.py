@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from attemper.page import joined
+from attemper_lab.page import joined
 
 Answer = Callable[[Mapping[str, Any]], Any]
 
@@ -64,8 +64,6 @@ def served(
 def modules(browser: Any, *entries: str) -> Iterator[Callable[..., Any]]:
     """Calls a function in a page that has nothing but some modules: `call("(needed, given) => …", given)`."""
     page = browser.new_page()
-    parts = {name: text for entry in entries for name, text in joined.modules(entry).items()}
-    code = "".join(joined._scoped(name, text) for name, text in parts.items())
-    page.add_script_tag(content=f"const needed = {{}};\n{code}")
+    page.add_script_tag(content=joined.script(*entries))
     yield lambda function, given=None: page.evaluate(function, given)
     page.close()

@@ -1,4 +1,4 @@
-"""The flow: its numbers are those of attemper.explain and of the model, and it is used as a person uses it."""
+"""The flow: its numbers are those of attemper_lab.explain and of the model, and it is used as a person uses it."""
 
 import base64
 import re
@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from attemper.explain.compute import compute
-from attemper.explain.settings import check
-from attemper.page.data import embedded
-from attemper.page.data.flow import read_flow
+from attemper.scan.input.model import Loaded
+from attemper_lab.explain.compute import compute
+from attemper_lab.explain.settings import check
+from attemper_lab.page.data import embedded
+from attemper_lab.page.data.flow import read_flow
 from close import in_float32, in_float64, printed
 from page.opened import DESK, GROUP, PHONE, opened
 from page.stubbed import modules, served
+from page.test_heads_data import Letters
 from report.opened import address, settled
 
 pytestmark = pytest.mark.xdist_group(GROUP)
@@ -56,9 +58,9 @@ def test_the_lesson_is_that_of_explain(parts, text, skip):
         "S": computed.query[head] @ computed.key[head].T,
         "Z": logits,
         "P": logits.softmax(-1),
-        "C": computed.context[0][head],
-        "concat": computed.context[0].transpose(0, 1).flatten(1),
-        "Y": computed.output[0][:, :16],
+        "C": computed.lanes[0].context[head],
+        "concat": computed.lanes[0].context.transpose(0, 1).flatten(1),
+        "Y": computed.lanes[0].output[:, :16],
     }
     for name, part in expected.items():
         assert found[name] == in_float64(part.flatten().tolist(), size=float(part.abs().max())), name
@@ -124,6 +126,52 @@ def test_space_walks_through_the_steps(browser, tmp_path, viewport):
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
+def test_space_goes_on_after_a_click(browser, tmp_path):
+    with opened(browser, tmp_path) as page:
+        page.get_by_role("tab", name="The flow").click()
+        for pressed in ("tab", "sentence", "checkbox"):
+            if pressed == "sentence":
+                page.locator(".sentence").first.click()
+            if pressed == "checkbox":
+                page.get_by_label("leave out the division").click()
+            before = page.locator(".flow-count").text_content()
+            page.keyboard.press("Space")
+            settled(page)
+            assert page.locator(".flow-count").text_content() != before, pressed
+        assert page.get_by_label("leave out the division").is_checked()
+
+
+def test_back_returns_to_the_tab_before(browser, tmp_path):
+    with opened(browser, tmp_path) as page:
+        first = page.title()
+        page.get_by_role("tab", name="The flow").click()
+        settled(page)
+        assert page.title() == "From words to context · attemper"
+        page.keyboard.press("Space")
+        settled(page)
+        page.go_back()
+        settled(page)
+        assert page.locator("#panel-bench").is_visible()
+        assert page.title() == first
+        page.go_forward()
+        settled(page)
+        assert page.locator(".flow-count").text_content() == "Step 2 of 9"
+
+
+def test_a_long_text_says_what_is_taken(browser, tmp_path):
+    with opened(browser, tmp_path, "#tab=flow") as page:
+        field = page.get_by_label("Type a sentence")
+        field.fill("word " * 90)
+        field.press("Enter")
+        settled(page)
+        assert "Of these 90 words the first 64 are taken." in page.locator(".flow-note").text_content()
+        field.fill("a" * 1001)
+        field.press("Enter")
+        settled(page)
+        assert field.evaluate("node => node.validationMessage") == "At most 1000 characters; this has 1001. Shorten it."
+        assert address(page, "flow.text=word")
+
+
 def test_text_and_picture_point_at_each_other(browser, tmp_path):
     with opened(browser, tmp_path, "#tab=flow&flow.step=5") as page:
         page.locator(".part-word", has_text="query").hover()
@@ -164,6 +212,66 @@ def test_the_keyboard_alone_reaches_a_cell(browser, tmp_path):
             settled(page)
         assert "P[Apple, Apple] = 0.592" in page.locator(".flow-cell").text_content()
         assert marks(page, "Z") == 1
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_the_weights_of_both_lanes_stand_beside_each_other(browser, tmp_path, skip):
+    computed = compute(check("Love Apple phones", "sqrt_dk", 8, "dot", 512, None, 0, None))
+    scores = computed.query[0] @ computed.key[0].T
+    bare, divided = scores.softmax(-1), (scores / 8).softmax(-1)
+    with opened(browser, tmp_path, f"#tab=flow&flow.step=7&flow.skip={str(skip).lower()}") as page:
+        for part, weights in (("P", bare if skip else divided), ("U", divided if skip else bare)):
+            shown = page.locator(f'.flow-picture [data-part="{part}"] .number').all_text_contents()
+            assert shown == [f"{one:.2f}" for one in weights.flatten().tolist()]
+        boxes = [page.locator(f'.flow-picture [data-part="{part}"] .hit').bounding_box() for part in "UP"]
+        assert boxes[0]["y"] == boxes[1]["y"]
+        means = [f"{one.amax(-1).mean():.2f}" for one in (divided, bare)]
+        says = page.locator(".flow-words").text_content()
+        assert f"is {means[skip]} on average" in says
+        assert f"the division it is {means[not skip]}" in says
+        page.mouse.move(*cell(page, "U", 1, 1))
+        other = (divided if skip else bare)[1, 1]
+        assert f"P′[Apple, Apple] = {other:.3f}" in page.locator(".flow-cell").text_content()
+        assert (marks(page, "U"), marks(page, "S"), marks(page, "Z")) == (1, 1, 0)
+
+
+def test_every_sentence_holds_of_a_causal_model_whose_heads_share_keys(browser):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=32, vocab_size=60)
+    loaded = Loaded(transformers.LlamaModel(config).eval(), "Llama", "object", tokenizer=Letters())
+    with served(
+        browser, inside(), {"/flow": lambda body: read_flow(loaded, "abcdef", body["layer"], body["head"])}
+    ) as page:
+        page.evaluate("started.shared.choose('flow')")
+        for layer in (0, 1):
+            given = read_flow(loaded, "abcdef", layer, 3)
+            logits = torch.from_numpy(np.frombuffer(base64.b64decode(given["logits"]["data"]), "<f4").copy())
+            logits = logits.reshape(given["logits"]["shape"])[3].double()
+            page.evaluate(f"location.hash = 'tab=flow&flow.text=abcdef&flow.way=model&flow.layer={layer}&flow.head=3'")
+            page.get_by_text(f"Llama, layer {layer}, head 3").wait_for()
+            said = {}
+            for _ in range(10):
+                settled(page)
+                said[page.locator(".flow-card h2").text_content()] = page.locator(".flow-words").text_content()
+                page.locator(".flow-next").click()
+            settled(page)
+            assert page.locator(".flow-count").text_content() == "Step 1 of 10"
+            assert said["Words"].startswith("Llama splits the sentence into tokens. Each will ask each up to itself")
+            assert ("The layers before have mixed it" in said["Embeddings"]) is (layer == 1)
+            every = float(
+                (torch.from_numpy(floats(given["Q"])[3]) @ torch.from_numpy(floats(given["K"])[1]).T).std(correction=0)
+            )
+            assert f"standard deviation of {every:.2f}." in said["Scores"]
+            assert said["Mask"].startswith("The model learns to say the next token")
+            top = logits.softmax(-1).amax(-1).mean()
+            assert f"is {top:.2f} on average" in said["Softmax"]
+            assert "each with its own queries (2 heads share keys and values)" in said["All 4 heads"]
+
+
+def floats(part):
+    return np.frombuffer(base64.b64decode(part["data"]), "<f4").copy().reshape(part["shape"])
 
 
 def opacities(page, part):
@@ -225,7 +333,7 @@ def test_the_two_sentences_and_a_typed_one(browser, tmp_path):
 
 def test_what_one_takes_away(browser, tmp_path, capsys):
     with opened(browser, tmp_path, "#tab=flow&flow.skip=true") as page:
-        page.get_by_role("button", name="Copy as Python").first.click()
+        page.get_by_role("button", name="As Python").first.click()
         code = page.locator("dialog[open] pre").text_content()
         exec(code, {})
         assert "Apple" in capsys.readouterr().out
@@ -244,7 +352,7 @@ def test_what_one_takes_away(browser, tmp_path, capsys):
 
 def test_the_model_s_code_runs(browser, tmp_path, capsys):
     with opened(browser, tmp_path, f"#tab=flow&{DOG}") as page:
-        page.get_by_role("button", name="Copy as Python").first.click()
+        page.get_by_role("button", name="As Python").first.click()
         exec(page.locator("dialog[open] pre").text_content(), {})
         assert "0.468" in capsys.readouterr().out  # of "it" on "ball"
 

@@ -1,5 +1,6 @@
 """Real heads, re-tempered: the page's signs are the library's, and the panel is used as a person uses it."""
 
+import math
 import re
 import statistics
 from functools import cache
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 import attemper
-from attemper.page.data import embedded
-from attemper.page.data.heads import read_heads
+from attemper_lab.page.data import embedded
+from attemper_lab.page.data.heads import read_heads
 from close import in_float32, in_float64
 from page.opened import DESK, GROUP, PHONE, opened
 from page.stubbed import modules, served
@@ -24,7 +25,7 @@ SIGNS = (
     "variance",
     "peak",
     "entropy",
-    "p2",
+    "sum_p2",
     "top_weight",
     "effective_keys",
     "evenness",
@@ -118,6 +119,65 @@ def test_hover_views_click_locks_and_two_compare(browser, tmp_path, viewport):
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
+PIXELS = """(place) => {
+  const canvas = document.querySelector(`button.head-cell[data-head="${place}"] canvas`), { width, height } = canvas;
+  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  return [width, height, [...copy.getImageData(0, 0, width, height).data]];
+}"""
+
+
+@pytest.fixture(scope="module")
+def palette(browser):
+    """The colours that the report gives to 256 shares, by theme."""
+    with modules(browser, "report/data/numbers.js") as call:
+        yield call(
+            """() => Object.fromEntries(["light", "dark"].map((theme) => [theme, Array.from({ length: 256 }, (_, i) =>
+              [...needed["report/data/numbers.js"].shade(theme, Math.sqrt(i / 255)).rgb, 255])]))"""
+        )
+
+
+def assert_shows(page, place, weights, colours):
+    """The thumbnail of a head is its weights, shaded as in the report. A share between two bytes may be either."""
+    width, height, data = page.evaluate(PIXELS, place)
+    assert (height, width) == weights.shape
+    for share, at in zip(weights.flatten().tolist(), range(0, len(data), 4), strict=True):
+        nearest = {math.floor(255 * share), min(255, math.ceil(255 * share))}
+        assert data[at : at + 4] in [colours[i] for i in nearest], (place, at, share)
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_thumbnails_of_all_heads_follow_the_slider_and_the_theme(browser, tmp_path, palette, viewport):
+    with opened(browser, tmp_path, "#tab=heads", viewport=viewport) as page:
+        assert page.locator("button.head-cell canvas").count() == 0
+        page.get_by_role("button", name="thumbnails").click()
+        settled(page)
+        assert address(page, "heads.map=thumbnails")
+        assert page.locator("button.head-cell canvas").count() == 72
+        heads = read_heads(embedded._model(), embedded.TEXTS[0])
+        for times, button, theme in [(1.0, "true: 1/√d_k", "light"), (32**0.5, "no scale", "dark")]:
+            page.get_by_role("button", name=button).click()
+            page.emulate_media(color_scheme=theme)
+            settled(page)
+            for layer, head in [(0, 2), (4, 3), (5, 11)]:
+                weights, _ = by_library(torch.from_numpy(heads.logits(layer, head)), times)
+                assert_shows(page, f"{layer}.{head}", weights, palette[theme])
+        page.emulate_media(color_scheme="light")
+        page.get_by_role("button", name=re.compile("^Colours")).click()
+        page.get_by_role("button", name=re.compile("^Colours")).click()
+        settled(page)
+        assert_shows(page, "5.11", weights, palette["dark"])
+        cell(page, "4.3").focus()
+        for key in ("ArrowRight", "ArrowDown"):
+            page.keyboard.press(key)
+        settled(page)
+        assert page.locator(".head-view:visible h2").all_text_contents() == ["Layer 5, head 4"]
+        page.keyboard.press("Enter")
+        settled(page)
+        assert page.locator('button.head-cell[aria-pressed="true"]').get_attribute("data-head") == "5.4"
+        assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
 def test_the_slider_re_tempers_the_head_and_the_map(browser, tmp_path):
     with opened(browser, tmp_path, "#tab=heads&heads.sign=top_weight") as page:
         before = cell(page, "4.3").text_content()
@@ -164,6 +224,56 @@ def test_arcs_tokens_and_special_ones(browser, tmp_path):
         assert address(page, "heads.token", there=False)
 
 
+def test_a_head_as_columns_and_as_a_matrix(browser, tmp_path):
+    shades = "() => Array.from({ length: 256 }, (_, i) => [...needed['report/data/numbers.js'].shade('light', i / 255).rgb, 255])"
+    with modules(browser, "report/data/numbers.js") as call:
+        steps = call(shades)
+    heads = read_heads(embedded._model(), embedded.TEXTS[0])
+    weights, _ = by_library(torch.from_numpy(heads.logits(4, 3)), 1.0)
+    with opened(browser, tmp_path, "#tab=heads") as page:
+        said, names = page.locator(".head-said").first, page.locator(".head-columns:visible button.key .weight")
+        page.get_by_role("button", name="columns").click()
+        settled(page)
+        assert address(page, "heads.view=columns")
+        assert not page.locator(".head-arcs").first.is_visible()
+        page.locator('.head-columns button.query[data-at="7"]').first.hover()
+        assert names.all_text_contents() == [f"{one:.2f}" for one in weights[7].tolist()]
+        assert page.locator(".ribbons:visible path").count() == (weights[7] >= 0.002).sum()
+        page.locator('.head-columns button.key[data-at="5"]').first.hover()
+        top = weights[:, 5].argmax()
+        assert said.text_content().startswith(
+            f"ball is looked at by {heads.document()['tokens'][top]} {weights[top, 5]:.2f}, "
+        )
+        page.locator('.head-columns button.query[data-at="7"]').first.focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        settled(page)
+        assert address(page, "heads.token=8")
+        page.get_by_role("button", name="matrix").click()
+        settled(page)
+        width, height, data = page.evaluate(MATRIX)
+        assert (height, width) == weights.shape
+        for share, at in zip((weights / weights.max()).flatten().tolist(), range(0, len(data), 4), strict=True):
+            level = 255 * math.sqrt(share)
+            assert data[at : at + 4] in [steps[i] for i in {math.floor(level), math.ceil(level)}], (at, share)
+        page.locator(".head-matrix").first.focus()
+        for _ in range(8):
+            page.keyboard.press("ArrowDown")
+        assert said.text_content().startswith("it looks at ball 0.47, [CLS] 0.34")
+        page.keyboard.press("Enter")
+        settled(page)
+        assert address(page, "heads.token=7")
+        with page.expect_download() as saved:
+            page.locator("#panel-heads .tools").get_by_role("button", name="SVG").click()
+        assert "who looks at whom" in saved.value.path().read_text(encoding="utf-8")
+
+
+MATRIX = """() => {
+  const canvas = document.querySelector(".head-matrix canvas"), { width, height } = canvas;
+  return [width, height, [...canvas.getContext("2d").getImageData(0, 0, width, height).data]];
+}"""
+
+
 def test_the_keyboard_alone_suffices(browser, tmp_path):
     with opened(browser, tmp_path, "#tab=heads") as page:
         cell(page, "4.3").focus()
@@ -191,7 +301,7 @@ def test_audit_and_findings_stand_beside_the_head(browser, tmp_path):
 
 def test_what_one_takes_away(browser, tmp_path, capsys):
     with opened(browser, tmp_path, "#tab=heads&heads.times=2&heads.pin=0.2") as page:
-        page.get_by_role("button", name="Copy as Python").first.click()
+        page.get_by_role("button", name="As Python").first.click()
         code = page.locator("dialog[open] pre").text_content()
         exec(code, {})
         printed = capsys.readouterr().out
@@ -245,7 +355,8 @@ def test_served_a_typed_sentence_and_the_step_of_a_long_head(browser):
         assert field.input_value() == "A cat sleeps"
         field.fill("long")
         page.keyboard.press("Enter")
-        page.locator(".token-spot").nth(127).wait_for()
+        page.locator(".head-matrix canvas[width='128']").first.wait_for()  # arcs of so many would be a thicket
+        assert page.get_by_role("button", name="matrix").get_attribute("aria-pressed") == "true"
         page.locator(".head-signs tbody tr", has_text="effective keys").locator("td.now", has_text=".").first.wait_for()
         assert page.evaluate("asked.at(-1)") == ["/heads/logits", {"text": "long", "layer": 4, "head": 3}]
         times = page.evaluate(
@@ -254,7 +365,7 @@ def test_served_a_typed_sentence_and_the_step_of_a_long_head(browser):
               for (let i = 29; i < 60; i++) {
                 const begin = performance.now();
                 panel.update({ ...state, times: 2 ** (i / 10 - 3) });
-                document.querySelector(".head-arcs").getBoundingClientRect();
+                document.querySelector(".head-matrix").getBoundingClientRect();
                 taken.push(performance.now() - begin);
               }
               return taken.slice(6);
@@ -295,3 +406,12 @@ def test_without_the_model_the_page_says_so(browser):
         page.evaluate("started.shared.choose('flow')")
         page.locator("#panel-flow .sentence").wait_for()
         assert page.locator("#panel-flow .sentence").count() == 1
+
+
+def test_the_curve_of_theory_is_not_cut_and_what_the_slider_leaves_is_said(browser, tmp_path):
+    with opened(browser, tmp_path, "#tab=heads&heads.times=0.2") as page:
+        points = page.locator(".head-logits .theory").first.get_attribute("d")
+        heights = [float(point.split()[1]) for point in points.removeprefix("M").split("L")]
+        assert heights.count(min(heights)) <= 2  # a summit, and no flat top
+        assert min(heights) >= 0
+        assert "each alone" in page.locator(".heads-pointed").text_content()

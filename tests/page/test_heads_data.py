@@ -11,15 +11,15 @@ from torch import Tensor, nn
 import attemper
 from attemper.errors import InputError
 from attemper.kernels.reference import define
-from attemper.operation.checks import prepare
-from attemper.page.data import embedded
-from attemper.page.data.flow import COLUMNS, read_flow
-from attemper.page.data.heads import packed, read_heads
+from attemper.operation.call import prepare
 from attemper.scan.input.batch import call, make
 from attemper.scan.input.model import Loaded
 from attemper.scan.run import evaluating
 from attemper.vitals import Vitals
 from attemper.watch.examine import AttentionCall, Examiner, examine
+from attemper_lab.page.data import embedded
+from attemper_lab.page.data.flow import COLUMNS, read_flow
+from attemper_lab.page.data.heads import packed, read_heads
 from close import in_float32
 from judge import assert_within
 from rounding import sign_mass
@@ -75,12 +75,12 @@ def test_logits_give_the_signs_of_the_scan():
     rows = heads.scan["heads"]
     assert len(heads.layers) == len(kept.calls) == 6
     assert len(rows) == 72
-    for place, row in enumerate(rows):
-        logits = torch.from_numpy(heads.logits(place // 12, place % 12))
+    for index, row in enumerate(rows):
+        logits = torch.from_numpy(heads.logits(index // 12, index % 12))
         assert logits.dtype == torch.float32
         assert logits.shape == (12, 12)
-        query, key, options = kept.calls[place // 12]
-        head = slice(place % 12, place % 12 + 1)
+        query, key, options = kept.calls[index // 12]
+        head = slice(index % 12, index % 12 + 1)
         own, wide = ((query[:, head].to(dtype), key[:, head].to(dtype)) for dtype in (torch.float32, torch.float64))
         plain, exact = (
             attemper.measure(*pair, **options, kernel="reference").by_head().to_dicts()[0] for pair in (own, wide)
@@ -187,7 +187,7 @@ def test_a_decoder_has_tokens_of_its_own_and_cross_attention_has_no_flow():
         ("cross", 7, 6),
     ]
     assert document["layers"][0]["plain"] is False  # a bias by distance is added
-    assert read_flow(loaded, "abcdef", 1, 0)["tokens"] == [f"#{place}" for place in range(7)]
+    assert read_flow(loaded, "abcdef", 1, 0)["tokens"] == [f"#{index}" for index in range(7)]
     with pytest.raises(InputError, match="is cross-attention"):
         read_flow(loaded, "abcdef", 2, 0)
 
@@ -203,5 +203,37 @@ def test_a_head_that_is_not_there_is_refused(layer, head):
 def test_what_the_page_carries_is_small():
     parts = {"heads": embedded.heads(), "flow": embedded.flow()}
     assert len(json.dumps(parts, allow_nan=False)) < 1_000_000
-    assert [one["text"] for one in parts["heads"]["texts"]] == list(embedded.TEXTS)
+    assert [part["text"] for part in parts["heads"]["texts"]] == list(embedded.TEXTS)
     assert packed([1.0, -2.5]) == "AACAPwAAIMA="
+
+
+def test_a_shared_layer_has_logits_for_every_depth():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 8, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.AlbertConfig(vocab_size=30522, num_hidden_layers=3, initializer_range=0.5, **sizes)
+    heads = read_heads(Loaded(transformers.AlbertModel(config).eval(), "albert", "demo", minilm().folder), TEXT)
+    names = [layer["layer"] for layer in heads.scan["layers"]]
+    assert [layer.layer for layer in heads.layers] == names
+    assert len(names) == 3
+
+
+def test_a_long_text_has_a_thumbnail_of_every_head_instead_of_its_logits(monkeypatch):
+    torch.manual_seed(0)
+    loaded = Loaded(Causal(0.5), "Causal", "object", tokenizer=Letters())
+    heads = read_heads(loaded, "abcdefghijklmnopqrstu")
+    assert "thumbnail" not in heads.document()["layers"][0]
+    monkeypatch.setattr("attemper_lab.page.data.heads.WHOLE", 100)
+    document = heads.document()
+    assert document["logits"] is None
+    found = document["layers"][0]["thumbnail"]
+    assert (found["rows"], found["columns"]) == (16, 16)
+    shares = np.frombuffer(base64.b64decode(found["data"]), np.uint8).reshape(2, 16, 16) / 255
+    line = [i * 16 // 21 for i in range(21)]
+    for head in range(2):
+        weights = torch.from_numpy(heads.logits(0, head)).double().softmax(-1).numpy()
+        for row, column in np.ndindex(16, 16):
+            block = weights[
+                np.ix_([i for i in range(21) if line[i] == row], [j for j in range(21) if line[j] == column])
+            ]
+            assert abs(shares[head, row, column] - block.sum(-1).mean()) < 0.51 / 255  # rounded to a byte

@@ -2,15 +2,16 @@
 
 import base64
 import math
+import re
 
 import pytest
 import torch
 
 import attemper
-from attemper.lab.maths import theory
-from attemper.page import joined, normal
-from attemper.page.draws import STREAMS
-from close import in_float64
+from attemper_lab.maths import theory
+from attemper_lab.page import joined, normal
+from attemper_lab.page.draws import STREAMS
+from close import in_float32, in_float64
 from judge import SIGNS, assert_within
 from page.opened import GROUP
 
@@ -34,10 +35,13 @@ EPS = torch.finfo(torch.float32).eps
 def maths(browser):
     """Calls a function in a page that has nothing but the page's modules: `maths("(needed, given) => …", given)`."""
     page = browser.new_page()
-    entries = ("page/maths/rules.js", "page/maths/random.js")
-    parts = {name: text for entry in entries for name, text in joined.modules(entry).items()}
-    code = "".join(joined._scoped(name, text) for name, text in parts.items())
-    page.add_script_tag(content=f"const needed = {{}};\n{code}")
+    entries = (
+        "page/maths/rules.js",
+        "page/maths/random.js",
+        "page/panels/bench/model.js",
+        "page/panels/bench/numbers.js",
+    )
+    page.add_script_tag(content=joined.script(*entries))
     yield lambda function, given=None: page.evaluate(function, given)
     page.close()
 
@@ -79,7 +83,7 @@ def by_library(rule: str, given: dict[str, torch.Tensor], dtype: torch.dtype) ->
     for unit_name, lengths in gradients.items():
         found |= {
             f"gradient at {unit_name}": lengths,
-            f"median at {unit_name}": lengths.median(),
+            f"median at {unit_name}": lengths.quantile(0.5),
             f"rms at {unit_name}": lengths.square().mean().sqrt(),
         }
     weights = output.detach() * factor
@@ -189,3 +193,54 @@ def test_every_rule_of_the_page_is_one_of_the_library_or_named_here(maths):
         scale = attemper.rule(name).scale(head_dim=48, heads=HEADS)
         call = "(name) => needed['page/maths/rules.js'].BENCH_RULES[name].scale({ d: 48, heads: 8 })"
         assert maths(call, name) == in_float64(scale)
+
+
+SAID = """([rule, d, n, heads]) => {
+  const { computed } = needed["page/panels/bench/model.js"], words = needed["page/panels/bench/numbers.js"];
+  const state = { d, n, heads, rule, aligned: false, seed: 1 }, found = computed(state);
+  const of = (lane) => ({ ...lane.signs, rows: lane.rows.length, factor: lane.factor, overflowing: lane.overflowing });
+  const { logits, query } = found.bare.statistics, other = found.second.statistics;
+  const sentences = [...words.verdict(state, found), words.gradientWords(found)];
+  const ratios = [logits.median / other.logits.median, query.median / other.query.median,
+    logits.rms / other.logits.rms, query.rms / other.query.rms];
+  return { bare: of(found.bare), second: of(found.second), sentences, ratios };
+}"""
+STORIES = ["sqrt_dk", "none", "dk", "sqrt_dmodel", "after", "fp16", "qk_norm", "softcap", "additive"]
+ENDS = [(d, n, heads) for d in (1, 2, 64, 1024) for n in (2, 1024) for heads in (1, 96)]
+
+
+@pytest.mark.parametrize("rule", STORIES)
+def test_every_sentence_of_the_bench_holds_at_the_ends_of_its_sliders(maths, rule):
+    for d, n, heads in ENDS:
+        found = maths(SAID, [rule, d, n, heads])
+        (first, then, gradients), bare, second = found["sentences"], found["bare"], found["second"]
+        where = (rule, d, n, heads, first, then, gradients)
+        limit = math.sqrt(2 * math.log(n))
+        assert (f"above √(2 ln {n})" in first) == (bare["std"] > limit), where
+        assert (f"below √(2 ln {n})" in first) == (bare["std"] <= limit), where
+        assert ("near 1" in then) == (rule in ("sqrt_dk", "none") and d > 1 and abs(second["std"] - 1) < 0.1), where
+        if "nothing changes" in then:
+            assert second["std"] == bare["std"], where
+            assert second["factor"] == 1, where
+        assert "only" not in then or second["factor"] < 1, where
+        if "hardly matters" in then:
+            assert second["effective_keys"] > 0.95 * n, where
+        if "times smaller than by √d_k" in then:
+            assert second["std"] * math.sqrt(d * heads) == in_float32(bare["std"], terms=2), where
+            assert heads > 1, where
+        assert "With one head" not in then or heads == 1, where
+        lowered = bare["peak"] / math.sqrt(d) - second["peak"]
+        assert ("nothing to do" in then) == (rule == "softcap" and lowered < 0.01), where
+        if rule == "fp16":
+            assert then.startswith(f"{second['overflowing']} of {second['rows']} rows "), where
+            assert ("rows has" in then) == (second["overflowing"] == 1), where
+        if rule == "additive":
+            assert f"on {second['rows']} queries" in then, where
+        if "Both lanes" in gradients:
+            assert found["ratios"] == [1, 1, 1, 1], where
+        assert not re.search(r"NaN|undefined|Infinity|−0\b", " ".join(found["sentences"])), where
+
+
+def test_a_rule_leaves_the_lane_beside_it_alone(maths):
+    lanes = [maths(SAID, [rule, 64, 64, 8])["bare"] for rule in STORIES]
+    assert all(lane == lanes[0] for lane in lanes)

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from attemper import errors
-from attemper.page import joined, offline
+from attemper import errors, report
+from attemper_lab.page import joined, offline
 from page.opened import GROUP, opened, text
 from report.opened import address, moved, settled
 from report.test_report import Elements
@@ -54,31 +54,30 @@ def test_no_markup_is_made_from_text_and_no_place_outside_is_named():
     code = joined.script()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", code)
     assert not re.search(r"DOMParser|srcdoc|setHTML", code)
-    assert set(re.findall(r"https?://[^\s\"'`)]+", text())) <= {"http://www.w3.org/2000/svg"}
+    sources = set(re.findall(r"https?://[^\s\"'`)]+", text())) - {"http://www.w3.org/2000/svg"}
+    assert {place.split("/")[2] for place in sources} == {"arxiv.org", "doi.org"}  # of papers, which a reader may open
 
 
 def test_every_module_is_joined_and_says_what_it_is():
     folder = offline.Path(joined.__file__).parent / "modules"
     there = {f"page/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.js")}
-    served = {name for name in there if name.endswith("served.js")}  # the served page's own entry
-    assert there - served <= set(joined.modules())
+    modules = report.joined.modules(
+        "page/shell/served.js", folders=joined.FOLDERS
+    )  # the served page's entry imports the other
+    assert there <= set(modules)
     for name in there:
         lines = (folder / name.removeprefix("page/")).read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith("// "), f"{name}: open the file by saying what it is"
         assert len(lines) <= 400, name
         assert max(map(len, lines)) <= 160, name
-    for name, module in joined.modules().items():
-        before = list(joined.modules())[: list(joined.modules()).index(name)]
-        assert len(re.findall(r"^import [{*\"]", module, flags=re.MULTILINE)) == len(joined.IMPORT.findall(module)), (
-            name
-        )
-        for wanted, target in joined.IMPORT.findall(module):
-            source = joined._resolved(name, target)
-            assert source in before, name
+    imports, exports = report.joined.IMPORT, report.joined.EXPORT
+    for i, (name, module) in enumerate(modules.items()):
+        assert len(re.findall(r"^import [{*\"]", module, flags=re.MULTILINE)) == len(imports.findall(module)), name
+        for wanted, target in imports.findall(module):
+            source = report.joined.resolved(name, target)
+            assert source in list(modules)[:i], name
             names = {one.split(" as ")[0].strip() for one in wanted.split(",") if one.strip()}
-            assert names <= set(joined.EXPORT.findall(joined.modules()[source])), (
-                f"{name}: one export for each line of {source}"
-            )
+            assert names <= set(exports.findall(modules[source])), f"{name}: one export for each line of {source}"
 
 
 def test_a_file_that_is_there_is_kept(tmp_path):
@@ -86,6 +85,31 @@ def test_a_file_that_is_there_is_kept(tmp_path):
     assert offline.write(path) == path.stat().st_size
     with pytest.raises(errors.InputError, match="already exists"):
         offline.write(path)
+
+
+def test_a_published_page_has_a_preview_and_links_to_where_it_is(browser, tmp_path):
+    pytest.importorskip("vl_convert", reason="needs the package vl_convert")
+    path, address = tmp_path / "why.html", "https://example.org/notes/why.html"
+    offline.write(path, address=address)
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    given = {
+        one.get("property") or one.get("name"): one["content"]
+        for tag, one in Elements(path.read_text()).tags
+        if tag == "meta" and "content" in one
+    }
+    assert given["og:image"] == "https://example.org/notes/why.png"
+    assert given["og:url"] == address
+    assert given["og:title"].startswith("Why divide")
+    assert given["description"] == given["og:description"]
+    page = browser.new_page()
+    page.goto(f"{path.as_uri()}#bench.d=32")
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.locator("#panel-bench .tools").get_by_role("button", name="Copy link").click()
+    page.wait_for_function("window.copied")
+    assert page.evaluate("window.copied") == f"{address}#bench.d=32"
+    page.close()
+    with pytest.raises(errors.InputError, match="one of the web"):
+        offline.write(tmp_path / "other.html", address="javascript:alert(1)")
 
 
 def test_the_state_is_in_the_address(browser, tmp_path):

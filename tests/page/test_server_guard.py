@@ -2,7 +2,6 @@
 
 import dataclasses
 import http.client
-import io
 import json
 import secrets
 import socket
@@ -11,10 +10,10 @@ from unittest import mock
 import pytest
 
 from attemper import errors
-from attemper.page.server import guard, limits, serve
-from attemper.page.server.app import make
-from attemper.page.server.serve import Bound, bind
-from attemper.page.server.worker import Computing, Worker
+from attemper_lab.page.server import guard, limits, serve
+from attemper_lab.page.server.app import make
+from attemper_lab.page.server.serve import Bound, bind
+from attemper_lab.page.server.worker import Computing, answer
 from page.served import PATIENCE, serving
 
 PATHS = {"name": "page/page.css", "run": "0" * 16}
@@ -46,9 +45,38 @@ def refused(answer, status=403):
     assert "set-cookie" not in headers
 
 
+def test_a_person_reads_a_refusal_as_a_page_and_a_program_as_json(live):
+    for options in ({"token": False}, {"Sec_Fetch_Site": "cross-site"}, {"Host": "evil.example"}):
+        status, headers, content = live.ask("GET", "/", Accept="text/html,application/xhtml+xml", **options)
+        assert status in (403, 421)
+        assert headers["content-type"].startswith("text/html")
+        assert b"attemper serve" in content
+        secured(headers)
+        assert "set-cookie" not in headers
+        refused(live.ask("GET", "/", Accept="*/*", **options), status)
+
+
+def test_an_address_of_an_earlier_run_says_so(live):
+    for options in (
+        {"Sec_Fetch_Site": "none"},
+        {"Sec_Fetch_Site": "same-origin"},
+        {},
+    ):  # typed, reloaded, an old browser
+        status, _, content = live.ask("GET", "/earlier-run/", token=False, Accept="text/html", **options)
+        assert status == 403
+        assert b"the server was started again" in content
+        assert b"other sites" not in content
+
+
+def test_a_forwarded_port_is_told_which_to_forward(live):
+    status, _, content = live.ask("GET", "/", Host=f"127.0.0.1:{live.port + 1}")
+    assert status == 421
+    assert f"ssh -L {live.port}:127.0.0.1:{live.port}" in json.loads(content)["error"]
+
+
 def test_the_matrix_has_every_route():
     assert {path for _, path, _ in ROUTES} == {
-        "/", "/modules/{name}", "/about", "/data", "/heads", "/heads/logits", "/flow", "/runs", "/runs/{run}/events",
+        "/", "/page.js", "/page.css", "/about", "/data", "/heads", "/heads/logits", "/flow", "/runs", "/runs/{run}/events",
         "/runs/{run}", "/record/events",
     }  # fmt: skip
     assert all(type(route).__name__ == "APIRoute" for route in make(["127.0.0.1:1"], "t").inner.routes)
@@ -142,10 +170,10 @@ def test_no_host_is_none(live):
 
 def test_the_token_becomes_a_cookie(live):
     code, headers, content = live.ask("GET", f"/?token={live.token}", token=False, Sec_Fetch_Site="none")
-    assert (code, headers["location"], content) == (303, "/", b"")
+    assert (code, headers["location"], content) == (303, f"{live.server.served.guarded.home}/", b"")
     cookie, *attributes = headers["set-cookie"].split("; ")
     assert cookie == f"attemper-{live.port}={live.token}"
-    assert set(attributes) == {"Path=/", "HttpOnly", "SameSite=Strict"}
+    assert set(attributes) == {f"Path={live.server.served.guarded.home}/", "HttpOnly", "SameSite=Strict"}
     secured(headers)
     code, headers, page = live.ask("GET", "/", token=False, Cookie=cookie)
     assert code == 200
@@ -159,7 +187,7 @@ def test_a_ticket_opens_once(live):
     assert ticket != live.token
     refused(live.ask("GET", "/data", token=False, Authorization=f"Bearer {ticket}"))
     code, headers, _ = live.ask("GET", f"/?token={ticket}", token=False, Sec_Fetch_Site="none")
-    assert (code, headers["location"]) == (303, "/")
+    assert (code, headers["location"]) == (303, f"{live.server.served.guarded.home}/")
     assert headers["set-cookie"].startswith(f"attemper-{live.port}={live.token};")
     refused(live.ask("GET", f"/?token={ticket}", token=False), 403)
 
@@ -252,11 +280,9 @@ def test_a_model_that_is_not_there_is_told_in_the_terminal_and_its_folder_to_nob
         serve.serve(model=str(tmp_path / "missing"), browser=False)
     folder = tmp_path / "it's <here>"
     folder.mkdir()
-    answers = io.BytesIO()
-    Worker(Computing(str(folder)), answers)._do(1, "heads", {"text": "a"})
-    head, content = answers.getvalue().splitlines()
-    words = json.loads(content)["says"]
-    assert json.loads(head)["kind"] == "failed"
+    status, content = answer(Computing(str(folder)), "load", {})
+    words = content.decode()
+    assert status == 422
     assert "it's <here>" in words
     assert tmp_path.name not in words
     assert str(tmp_path.parent) not in words

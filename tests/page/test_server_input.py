@@ -1,5 +1,6 @@
 """What a hostile request may hold: too much, too deep, out of bounds, another path. The server refuses at once, and lives."""
 
+import gzip
 import json
 import socket
 import time
@@ -7,7 +8,7 @@ import time
 import pytest
 
 from attemper import errors
-from attemper.page.server import limits
+from attemper_lab.page.server import limits
 from page.served import PATIENCE
 
 QUICK = 1.0  # seconds
@@ -137,7 +138,7 @@ PATHS = [
     *("/modules//etc/passwd", "/modules/%2fetc%2fpasswd", "/modules/C:%5cWindows%5cwin.ini"),
     *("/modules/file:%2f%2f%2fetc%2fpasswd",),
     *("//etc/passwd", "/..%2f..%2fetc%2fpasswd", "/modules/page/page.css%00.js", "/modules/page/", "/modules/", "/modules"),
-    *("/modules/page/PAGE.CSS", "/modules/pages/page.css", "/modules/page/page.css/", "/openapi.json", "/docs", "/redoc"),
+    *("/PAGE.CSS", "/pages/page.css", "/page.css/", "/page.js%00", "/openapi.json", "/docs", "/redoc"),
     *("/runs/../data", "/runs/%2e%2e/events", "/runs/" + "a" * 4000 + "/events", "/runs/0123456789ABCDEF/events", "/static/"),
 ]  # fmt: skip
 
@@ -151,14 +152,16 @@ def test_no_path_leads_to_a_file(live):
     alive(live)
 
 
-def test_every_module_is_served_by_its_name(live):
-    from attemper.page.server.files import served
-
-    assert "page/shell/served.js" in served()
-    assert "report/views/dom.js" in served()
-    for name, (kind, text) in served().items():
-        code, headers, content = live.ask("GET", f"/modules/{name}")
-        assert (code, headers["content-type"], content) == (200, kind, text)
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/data"])
+def test_the_files_of_the_page_come_packed_where_a_browser_takes_that(live, path):
+    code, headers, plain = live.ask("GET", path)
+    assert (code, headers.get("content-encoding")) == (200, None)
+    code, packed, content = live.ask("GET", path, **{"Accept-Encoding": "br, gzip"})
+    assert (code, packed["content-encoding"], packed["content-type"]) == (200, "gzip", headers["content-type"])
+    assert packed["vary"] == "accept-encoding"
+    later = live.ask("GET", path)[2]  # the data change once, when the model is loaded
+    assert gzip.decompress(content) in (plain, later)
+    assert len(content) < len(plain)
 
 
 def test_heads_larger_than_their_limit(live):
@@ -187,7 +190,7 @@ def test_a_request_that_smuggles_another(live):
 
 @pytest.mark.parametrize("named", ["absent", "a file", "empty", ""])
 def test_a_model_that_cannot_be_read_is_refused_before_anything_is_served(tmp_path, named):
-    serve = pytest.importorskip("attemper.page.server.serve", reason="fastapi is not installed").serve
+    serve = pytest.importorskip("attemper_lab.page.server.serve", reason="needs the package fastapi").serve
     (tmp_path / "a file").write_text("{}")
     (tmp_path / "empty").mkdir()
     with pytest.raises(errors.InputError, match=r"serve: .*--model.*save_pretrained"):
@@ -196,7 +199,7 @@ def test_a_model_that_cannot_be_read_is_refused_before_anything_is_served(tmp_pa
 
 @pytest.mark.parametrize("named", ["gpt2", "openai-community/gpt2"])
 def test_a_name_of_the_hub_is_left_to_the_worker(named):
-    pytest.importorskip("attemper.page.server.serve", reason="fastapi is not installed").check_model(named)
+    pytest.importorskip("attemper_lab.page.server.serve", reason="needs the package fastapi").check_model(named)
 
 
 def test_a_text_that_is_too_long_is_refused_in_words(live):

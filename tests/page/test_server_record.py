@@ -1,4 +1,4 @@
-"""A record, followed: as a watch writes it, cut short, damaged, begun again, replaced, and long."""
+"""Following a record that a watch writes, that is cut short, damaged, restarted, replaced, or long."""
 
 import json
 import math
@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the page's server was not tested: fastapi is not installed")
+pytest.importorskip("fastapi", reason="needs the package fastapi")
 
 import torch
 
 from attemper import Record, errors, health, watch
-from attemper.page.server import record as followed
-from attemper.page.server.record import FollowedRecord
+from attemper_lab.page.server import record as followed
+from attemper_lab.page.server.record import FollowedRecord
 from close import in_float64
 from page.served import serving
 
@@ -21,23 +21,23 @@ from page.served import serving
 @pytest.fixture
 def path(tmp_path):
     """Three steps of a watch, with gradients."""
-    found = tmp_path / "run.jsonl"
+    file = tmp_path / "run.jsonl"
     model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    with watch(model, path=str(found), gradients=True) as watching:
+    with watch(model, path=str(file), gradients=True) as watching:
         for _ in range(3):
             model(torch.randn(2, 9, 16)).sum().backward()
             watching.step()
-    return found
+    return file
 
 
 def read(path):
-    found = FollowedRecord(path)
-    while found.read():
+    reader = FollowedRecord(path)
+    while reader.read():
         pass
-    return found.document()
+    return reader.document()
 
 
-def test_it_says_what_the_record_says(path):
+def test_the_document_agrees_with_the_record(path):
     document, record = read(path), Record.read(path)
     rows = [row for row in record.to_dicts() if row["step"] == max(record.steps)]
     last = document["steps"][-1]
@@ -46,7 +46,7 @@ def test_it_says_what_the_record_says(path):
     assert last["entropy"] == in_float64(statistics.fmean(row["entropy"] for row in rows))
     assert last["logit_std"] == in_float64(math.sqrt(statistics.fmean(row["variance"] for row in rows)))
     assert last["grad_q_median"] == in_float64(statistics.median(row["grad_q_median"] for row in rows))
-    assert [one["says"] for one in document["findings"]] == [one.says for one in health.check(record)]
+    assert [one["message"] for one in document["findings"]] == [one.message for one in health.check(record)]
     assert len(document["heads"]) == len(rows)
     assert document["name"] == "run.jsonl"
 
@@ -59,11 +59,11 @@ def test_the_loss_that_was_logged_is_on_its_step(tmp_path, name):
             model(torch.randn(1, 9, 16))
             watching.log({name: 5.0 - step, "lr": 0.1})
             watching.step()
-    found = FollowedRecord(path)
-    while found.read():
+    reader = FollowedRecord(path)
+    while reader.read():
         pass
-    assert [(step["step"], step.get("loss")) for step in found.document()["steps"]] == [(0, 5.0), (2, 3.0), (4, 1.0)]
-    assert not [step for step in found._parsed.logged if step < 4]  # what has been taken is not kept
+    assert [(step["step"], step.get("loss")) for step in reader.document()["steps"]] == [(0, 5.0), (2, 3.0), (4, 1.0)]
+    assert not [step for step in reader._parsed.logged if step < 4]  # what has been taken is not kept
 
 
 def test_a_loss_that_is_no_number_is_left_out(path):
@@ -77,13 +77,13 @@ def test_a_step_counts_when_it_is_whole(path):
     path.write_text("".join(lines))
     assert len(read(path)["steps"]) == 2
     path.write_text("".join(lines) + last[: len(last) // 2])
-    found = FollowedRecord(path)
-    found.read()
-    assert len(found.document()["steps"]) == 2
+    reader = FollowedRecord(path)
+    reader.read()
+    assert len(reader.document()["steps"]) == 2
     with path.open("a") as file:
         file.write(last[len(last) // 2 :])
-    assert found.read()
-    assert len(found.document()["steps"]) == 3
+    assert reader.read()
+    assert len(reader.document()["steps"]) == 3
 
 
 def test_damaged_lines_are_counted_and_left_out(path):
@@ -95,46 +95,46 @@ def test_damaged_lines_are_counted_and_left_out(path):
 
 
 def test_a_file_that_is_replaced_is_read_from_its_beginning(path):
-    found = FollowedRecord(path)
-    found.read()
-    assert len(found.document()["steps"]) == 3
+    reader = FollowedRecord(path)
+    reader.read()
+    assert len(reader.document()["steps"]) == 3
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if '"step": 2' not in line))
-    assert found.read()
-    assert len(found.document()["steps"]) == 2
+    assert reader.read()
+    assert len(reader.document()["steps"]) == 2
 
 
 def test_a_file_that_is_written_again_in_place_and_longer(path):
     """The same file, larger than before: only its content shows that it is another run."""
-    found = FollowedRecord(path)
-    found.read()
+    reader = FollowedRecord(path)
+    reader.read()
     header, *_, row = path.read_text().splitlines()
-    again = [json.dumps(json.loads(row) | {"step": step, "rows_in_step": 1}) for step in range(50, 80)]
+    new_rows = [json.dumps(json.loads(row) | {"step": step, "rows_in_step": 1}) for step in range(50, 80)]
     with path.open("r+") as file:
         file.truncate(0)
-        file.write("\n".join([header, *again]) + "\n")
-    assert found.read()
-    assert [step["step"] for step in found.document()["steps"]] == list(range(50, 80))
+        file.write("\n".join([header, *new_rows]) + "\n")
+    assert reader.read()
+    assert [step["step"] for step in reader.document()["steps"]] == list(range(50, 80))
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
 @pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, None], ids=["folder", "pipe", "nothing"])
-def test_what_is_no_file_is_waited_for(path, put):
-    """It neither blocks nor asks to be read again at once; when the file is back, it is read."""
-    found, content = FollowedRecord(path), path.read_bytes()
-    found.read()
+def test_a_path_without_a_file_is_waited_for(path, put):
+    """Reading neither blocks nor reports more to read; once the file is back, it is read."""
+    reader, content = FollowedRecord(path), path.read_bytes()
+    reader.read()
     path.unlink()
     if put is not None:
         put(path)
-    assert not found.read()
-    assert not found.more
-    with pytest.raises(errors.InputError, match="Name a file that watch"):
-        FollowedRecord(path).check()
+    assert not reader.read()
+    assert not reader.more
     if put is not None:
+        with pytest.raises(errors.InputError, match="Name a file that watch"):
+            FollowedRecord(path).check()
         (os.rmdir if put is os.mkdir else os.unlink)(path)
     path.write_bytes(content.replace(b'"step": 2', b'"step": 7'))
-    assert found.read()
-    assert found.document()["steps"][-1]["step"] == 7
+    assert reader.read()
+    assert reader.document()["steps"][-1]["step"] == 7
 
 
 @pytest.mark.parametrize("number", [-1.0, 1e200, 1.7e308, -1.7e308, "inf", "-inf", None], ids=str)
@@ -150,13 +150,13 @@ def test_numbers_that_no_training_writes(path, number):
     json.dumps(document, allow_nan=False)
 
 
-def test_facts_of_another_type_are_damaged_lines(path):
-    facts = next(json.loads(line) for line in path.read_text().splitlines() if "facts" in line)
+def test_info_of_another_type_is_a_damaged_line(path):
+    info = next(json.loads(line) for line in path.read_text().splitlines() if "info" in line)
     row = json.loads(path.read_text().splitlines()[-1]) | {"rows_in_step": 1}
     wrong = {"softcap": "x", "head_dim": 0.5, "scale": True, "causal": 1, "route": None}
     with path.open("a") as file:
         for name, value in wrong.items():
-            file.write(json.dumps(facts | {"facts": facts["facts"] | {name: value}}) + "\n")
+            file.write(json.dumps(info | {"info": info["info"] | {name: value}}) + "\n")
         file.write(json.dumps(row | {"step": 9}) + "\n")
     document = read(path)
     assert document["damaged"] == len(wrong)
@@ -181,11 +181,11 @@ def test_a_long_run_is_thinned(path, monkeypatch):
     row = json.loads(path.read_text().splitlines()[-1]) | {"rows_in_step": 1}
     with path.open("a") as file:
         file.writelines(json.dumps(row | {"step": step}) + "\n" for step in range(10, 1000))
-    found = FollowedRecord(path)
-    found.read()
-    while found.more:
-        found.read()
-    steps = [step["step"] for step in found.document()["steps"]]
+    reader = FollowedRecord(path)
+    reader.read()
+    while reader.more:
+        reader.read()
+    steps = [step["step"] for step in reader.document()["steps"]]
     assert len(steps) <= 51
     assert steps[-1] == 999
     assert steps == sorted(steps)
@@ -197,8 +197,25 @@ def test_what_is_no_record_is_refused_before_serving(tmp_path):
     with pytest.raises(errors.InputError, match="is not a record"):
         FollowedRecord(wrong).check()
     with pytest.raises(errors.InputError, match="Name a file that watch"):
-        FollowedRecord(tmp_path / "missing.jsonl").check()
+        FollowedRecord(tmp_path / "no folder" / "run.jsonl").check()
+    with pytest.raises(errors.InputError, match="Name a file that watch"):
+        FollowedRecord(tmp_path).check()
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     FollowedRecord(empty).check()
     assert FollowedRecord(empty).document()["steps"] == []  # a training that is about to begin
+
+
+def test_a_file_that_a_training_has_yet_to_write_is_waited_for(tmp_path):
+    path = tmp_path / "run.jsonl"
+    growing = FollowedRecord(path)
+    growing.check()
+    assert not growing.read()
+    assert growing.document()["steps"] == []
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with watch(model, path=path) as watching:
+        for _ in range(3):
+            model(torch.randn(1, 5, 8)).sum().backward()
+            watching.step()
+    assert growing.read()
+    assert [step["step"] for step in growing.document()["steps"]] == [0, 1, 2]

@@ -2,13 +2,13 @@
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the page's server was not tested: fastapi is not installed")
-schemathesis = pytest.importorskip("schemathesis", reason="the schema was not tried: schemathesis is not installed")
+pytest.importorskip("fastapi", reason="needs the package fastapi")
+schemathesis = pytest.importorskip("schemathesis", reason="needs the package schemathesis")
 
 from hypothesis import HealthCheck, settings  # noqa: E402
 from schemathesis import checks  # noqa: E402
 
-from attemper.page.server.app import make  # noqa: E402
+from attemper_lab.page.server.app import make  # noqa: E402
 
 OPENAPI = make(["127.0.0.1:1"], "t").inner.openapi()
 schema = schemathesis.openapi.from_dict(OPENAPI).include(

@@ -3,11 +3,12 @@
 import contextlib
 import io
 import json
+import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from attemper.page.data import claims, training
+from attemper_lab.page.data.bundle import stored
 from page.opened import DESK, GROUP, PHONE, opened
 from page.test_bench import SHOTS, copied, saved
 from report.opened import address, settled
@@ -46,7 +47,7 @@ def test_one_scrubber_moves_every_chart(browser, tmp_path):
 def test_the_sentence_is_the_ratio_of_the_recorded_medians(browser, tmp_path):
     """The scrubber's sentence against the document itself."""
     runs = {
-        run["rule"]: run for run in training.recorded()["charlm"]["runs"] if (run["init"], run["lr"]) == ("unit", 0.001)
+        run["rule"]: run for run in stored("training")["charlm"]["runs"] if (run["init"], run["lr"]) == ("unit", 0.001)
     }
     ratio = runs["none"]["median"]["grad_q_median"][-1] / runs["sqrt_dk"]["median"]["grad_q_median"][-1]
     with opened(browser, tmp_path, "#tab=training&training.lr=0.001") as page:
@@ -79,7 +80,7 @@ def test_offline_there_is_no_server_and_the_page_says_so(browser, tmp_path):
 
 
 def test_claims_are_filtered_opened_and_taken_away(browser, tmp_path):
-    document = claims.judged()
+    document = stored("claims")
     with opened(browser, tmp_path, "#tab=claims") as page:
         panel = page.locator("#panel-claims")
         assert panel.locator("li.claim").count() == len(document["claims"])
@@ -115,3 +116,16 @@ def test_both_fit_and_axe_finds_nothing_serious(browser, tmp_path, axe, viewport
                 "async () => (await axe.run()).violations.filter((one) => ['serious', 'critical'].includes(one.impact))"
             )
             assert [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in found] == []
+
+
+def test_the_copied_code_of_a_claim_prints_that_claim_within_seconds(browser, tmp_path):
+    with opened(browser, tmp_path, "#tab=claims") as page:
+        page.get_by_role("button", name="Additive scores lie between").click()
+        code = copied(page, "claims")
+    begun = time.monotonic()
+    found = printed(code)
+    assert time.monotonic() - begun < 5
+    assert found.startswith("C12 Additive scores lie between")
+    assert "false | the bound is Σ|w|" in found
+    assert "largest additive score reached: 10" in found
+    assert "C13" not in found

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from attemper import errors
-from attemper.page import widget
-from attemper.page.data.bundle import STORED, bundle
+from attemper_lab.page import widget
+from attemper_lab.page.data.bundle import STORED, bundle
 from page.opened import GROUP
 
 pytestmark = pytest.mark.xdist_group(GROUP)
@@ -46,7 +46,7 @@ def test_a_host_shows_it_twice_and_takes_it_away(browser, tmp_path):
 
 
 def test_the_widget_carries_module_style_and_data():
-    pytest.importorskip("anywidget", reason="the widget was not made: anywidget is not installed")
+    pytest.importorskip("anywidget", reason="needs the package anywidget")
     shown = widget.widget({"claims": {"claims": []}})
     assert shown.data == {"claims": {"claims": []}}
     assert "export default" in shown._esm
@@ -54,6 +54,26 @@ def test_the_widget_carries_module_style_and_data():
         r'^import .* from "', shown._esm, flags=re.MULTILINE
     )  # one file: a host resolves no neighbours
     assert ".attemper-page" in shown._css
+
+
+def test_a_notebook_that_is_not_run_has_a_picture():
+    pytest.importorskip("anywidget", reason="needs the package anywidget")
+    shown = widget.widget({"claims": {"claims": []}})._repr_mimebundle_()
+    data = shown[0] if isinstance(shown, tuple) else shown
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert data["image/svg+xml"].startswith("<svg")
+
+
+def test_what_has_the_focus_keeps_its_keys_from_jupyterlab(browser):
+    """JupyterLab asks the element with the focus first, and only then those around it."""
+    page = browser.new_page()
+    page.goto("about:blank")
+    page.add_style_tag(content=widget.style())
+    page.evaluate(HOSTED, [widget.module(), bundle(STORED), 1])
+    for at in ("[role=tab]", "#opening-d", ".chip"):
+        page.locator(at).first.focus()
+        assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')"), at
+    page.close()
 
 
 def test_importing_attemper_imports_no_widget():
@@ -81,6 +101,8 @@ def test_an_anywidget_that_is_broken_is_named_with_its_own_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "anywidget", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     widget._kind.cache_clear()
-    with pytest.raises(errors.MissingExtra, match=r"cannot be imported: ImportError: libwidget.so.3 is missing. Mend"):
+    with pytest.raises(
+        errors.MissingExtra, match=r"cannot be imported: ImportError: libwidget.so.3 is missing. Reinstall it"
+    ):
         widget.widget({})
     widget._kind.cache_clear()

@@ -12,7 +12,7 @@ import attemper
 from attemper.health import thresholds
 
 TOKENS = ["[CLS]", "the", "dog", "chased", "the", "ball", "because", "it", "was", "fast", ".", "[SEP]"]
-SIGNS = ("rows", "mean", "variance", "peak", "entropy", "p2", "top_weight", "effective_keys", "evenness")
+SIGNS = ("rows", "mean", "variance", "peak", "entropy", "sum_p2", "top_weight", "effective_keys", "evenness")
 SIGNS += ("jacobian_trace", "saturated")
 
 
@@ -111,7 +111,7 @@ def _layer(name: str, heads: int, width: int, keys: int, rows: list[dict[str, fl
     return facts | {
         "window": None,
         "implementation": None,
-        "scale": scale | {"says": "It applies 1/√d_k, as it declares."},
+        "scale": scale | {"message": "It applies 1/√d_k, as it declares."},
     }
 
 
@@ -131,10 +131,10 @@ def finding(document: dict[str, Any], layer: int, head: int | None, name: str = 
         "source": "a source",
     }
     words = {
-        "says": f"Its largest logit is {row['peak']:.1f}.",
-        "todo": "Watch it.",
+        "message": f"Its largest logit is {row['peak']:.1f}.",
+        "advice": "Watch it.",
         "fault": None,
-        "title": thresholds.TITLES[name],
+        "title": thresholds.KINDS[name].title,
     }
     document["findings"].append({"name": name, "level": level, **where, **words})
 

@@ -62,7 +62,7 @@ def test_hostile_text_stays_text(browser, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read(browser, tmp_path, scheme):
     document, kept = made()
-    for level in ("diverging", "critical", "act", "warn", "note", "healthy"):
+    for level in ("diverging", "critical", "error", "warn", "note", "healthy"):
         finding(document, 1, 2, "sink" if level == "healthy" else "peak", level)
     lane(document, "none", 4)
     asked(document, kept, 7)
@@ -112,7 +112,7 @@ def test_nothing_is_wider_than_the_window(browser, tmp_path, width):
     lane(document, "none", 4)
     lane(document, "dk", 0.1)
     asked(document, kept, 7)
-    document["layers"][2]["scale"] |= {"says": "Another sentence, " * 12, "verdict": "fault"}
+    document["layers"][2]["scale"] |= {"message": "Another sentence, " * 12, "verdict": "fault"}
     with opened(browser, document, tmp_path, viewport={"width": width, "height": 800}) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         page.get_by_role("button", name="text", exact=True).click()
@@ -123,7 +123,7 @@ def test_nothing_is_wider_than_the_window(browser, tmp_path, width):
 def test_no_table_is_cut(browser, tmp_path, width):
     document, _ = made(layers=4, heads=12)
     lane(document, "none", 4)
-    document["layers"][2]["scale"] |= {"says": "Another sentence, " * 12, "verdict": "fault", "rule": "sqrt_dmodel"}
+    document["layers"][2]["scale"] |= {"message": "Another sentence, " * 12, "verdict": "fault", "rule": "sqrt_dmodel"}
     document["model"]["parameters"] = 22_713_216
     with opened(browser, document, tmp_path, viewport={"width": width, "height": 800}) as page:
         for table in ("table.audit", "table.lanes"):
@@ -172,7 +172,7 @@ def test_nulls_are_dashes(browser, tmp_path):
     document["layers"][0]["scale"] = dict.fromkeys(scale) | {
         "factors": [],
         "verdict": "ok",
-        "says": "Not known.",
+        "message": "Not known.",
     }
     with opened(browser, document, tmp_path, at="#sign=peak&head=0.0") as page:
         assert cell(page, 0, 0).get_attribute("aria-label") == "layer 0, head 0: peak logit –"

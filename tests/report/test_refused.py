@@ -16,7 +16,7 @@ from attemper.errors import InputError
 from attemper.watch.record.jsonl import HEADER
 from watched import Block
 
-pytest.importorskip("pyarrow", reason="Parquet was not read: pyarrow is not installed")
+pytest.importorskip("pyarrow", reason="needs the package pyarrow")
 import pyarrow
 from pyarrow import parquet
 
@@ -113,7 +113,7 @@ CASES = {
         lambda record, path: parquet.write_table(pyarrow.table({"a": [1]}), path),
         NO_RECORD,
     ),
-    "a Parquet with other facts": ("run.parquet", metadata({"facts": 3}), "is not a Parquet file, or is damaged."),
+    "a Parquet with other info": ("run.parquet", metadata({"info": 3}), "is not a Parquet file, or is damaged."),
     "a table": ("run.csv", lambda record, path: record.write(path), "is a table of rows, .* Read the .jsonl or"),
 }
 if sys.platform != "win32":

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from attemper import errors, report
-from attemper.report import run
-from attemper.scan.show.output import write
+from attemper.scan.result import write_file as write
 from report.documents import asked, finding, lane, made
 
 HOSTILE = [
@@ -57,7 +56,7 @@ def hostile() -> dict:
     finding(document, 0, 1)
     wicked = HOSTILE[1]
     document["model"] = {name: wicked if isinstance(value, str) else value for name, value in document["model"].items()}
-    document["verdict"]["line"] = document["inputs"][0]["text"] = document["findings"][0]["says"] = wicked
+    document["verdict"]["line"] = document["inputs"][0]["text"] = document["findings"][0]["message"] = wicked
     document["notes"] = HOSTILE
     for row in (
         *document["heads"],
@@ -112,36 +111,32 @@ def test_it_names_no_place_outside():
     )
 
 
-def all_scripts() -> str:
-    """The modules of both pages, joined."""
-    return report.script() + "".join(report._module(name) for name in run.RUN_SCRIPTS)
+ENTRIES = ("report/start.js", "report/run_start.js")
 
 
 def test_no_markup_is_made_from_text():
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc|setHTML",
-        all_scripts(),
+        report.joined.script(*ENTRIES),
     )
 
 
-def test_the_modules_can_be_joined():
-    joined = all_scripts()
-    assert not re.search(r"^\s*import\b", joined, flags=re.MULTILINE)
-    names = re.findall(r"^(?:export )?(?:const|let|function|class) (\w+)", joined, flags=re.MULTILINE)
-    assert len(names) > 50
-    assert sorted(set(names)) == sorted(names)
-
-
-def test_every_module_is_there_and_imports_what_stands_before_it():
-    folder, scripts = Path(report.__file__).parent, (*report.SCRIPTS, *run.RUN_SCRIPTS)
-    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.js")}
-    assert there == {*scripts, "start.js", "run_start.js"}
-    for place, name in enumerate(scripts):
-        text = folder.joinpath(name).read_text(encoding="utf-8")
+def test_every_module_is_joined_after_those_that_it_imports():
+    folder, modules = Path(report.__file__).parent, report.joined.modules(*ENTRIES)
+    assert {f"report/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.js")} == set(modules)
+    for index, (name, text) in enumerate(modules.items()):
         assert text.startswith("// "), "open the file by saying what it is"
         assert len(text.splitlines()) <= 400
-        imported = [(folder / name).parent / target for target in re.findall(r'from "([^"]+)"', text)]
-        assert {path.resolve().relative_to(folder).as_posix() for path in imported} <= set(scripts[:place])
+        imported = [report.joined.resolved(name, target) for target in re.findall(r'from "([^"]+)"', text)]
+        assert set(imported) <= set(list(modules)[:index])
+    assert not re.search(r"^\s*import\b", report.joined.script(*ENTRIES), flags=re.MULTILINE)
+
+
+def test_modules_that_import_one_another_are_refused(tmp_path):
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{name}.js").write_text(f'import {{ x }} from "./{other}.js";\nexport const y = x;\n')
+    with pytest.raises(errors.InputError, match=r"in a circle: t/a\.js → t/b\.js → t/a\.js"):
+        report.joined.script("t/a.js", folders={"t": tmp_path})
 
 
 def test_size():
@@ -175,6 +170,10 @@ def test_write(tmp_path):
     [
         ({"schema": "attemper.scan/2"}, "must have the schema 'attemper.scan/1'; got 'attemper.scan/2'. Use what"),
         ({}, "must have the schema 'attemper.scan/1'; got None."),
+        (
+            {"schema": "attemper.scan/1", "findings": [{"says": "It is flat.", "todo": ""}]},
+            "is of an older attemper, which wrote `says` and `todo` where this one writes `message` and `advice`. Scan",
+        ),
         ([1], "must be a scan's document, a dict; got list. Use scan.to_dict()."),
     ],
 )

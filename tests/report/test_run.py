@@ -11,7 +11,7 @@ import attemper
 from attemper import cli
 from attemper.errors import InputError
 from attemper.report import run
-from attemper.report.run_text import text
+from attemper.report.run import text
 from report.opened import WATCH, resized
 from report.test_report import HOSTILE, Elements
 from watched import Block
@@ -42,10 +42,10 @@ def test_the_document_is_the_record(grown):
     assert grown["schema"] == "attemper.run/1"
     assert grown["from"] == grown["to"] == record.steps
     assert [(one["layer"], one["heads"]) for one in grown["layers"]] == [("layers.0", [0, 1]), ("layers.1", [0, 1])]
-    for place, (layer, head) in enumerate((layer, head) for layer in ("layers.0", "layers.1") for head in (0, 1)):
+    for index, (layer, head) in enumerate((layer, head) for layer in ("layers.0", "layers.1") for head in (0, 1)):
         rows = record.filter(layers=layer, heads=head).to_dicts()
         for sign, table in grown["signs"].items():
-            assert table[place] == [None if math.isnan(row[sign]) else float(f"{row[sign]:.4g}") for row in rows], sign
+            assert table[index] == [None if math.isnan(row[sign]) else float(f"{row[sign]:.4g}") for row in rows], sign
     assert grown["logged"]["loss"][:2] == [[0, 3.0], [1, float(f"{3 - 1 / 30:.4g}")]]
     assert len(grown["logged"]["eval_loss"]) == 15
 
@@ -58,9 +58,9 @@ def test_findings_have_the_step_at_which_they_began_or_rose(grown):
     peaks = {row["step"]: row["peak"] for row in record.filter(layers="layers.0", heads=0).to_dicts()}
     first = {
         level: next((step for step, peak in peaks.items() if peak > at), None)
-        for level, at in (("warn", 50), ("act", 100))
+        for level, at in (("warn", 50), ("error", 100))
     }
-    assert seen["layers.0", 0][:2] == [(first["warn"], "warn"), (first["act"], "act")]
+    assert seen["layers.0", 0][:2] == [(first["warn"], "warn"), (first["error"], "error")]
     assert grown["verdict"]["level"] == attemper.health.check(record)[0].level
 
 
@@ -97,7 +97,7 @@ def test_the_text_is_one_screen(grown, width):
     shown = text(grown, width)
     assert max(map(len, shown.splitlines())) <= width
     assert len(shown.splitlines()) <= 24
-    assert "act: large logits from step" in re.sub(r"\s+", " ", shown)
+    assert "error: large logits from step" in re.sub(r"\s+", " ", shown)
     assert re.search(r"^loss +[▁-█]+ +3 → 2.03", shown, re.MULTILINE)
 
 
@@ -186,7 +186,7 @@ def test_text_from_a_record_is_only_text(browser, grown, tmp_path):
     for one in wicked["layers"]:
         one["layer"] += HOSTILE[0]
     for one in wicked["findings"]:
-        one["says"] = HOSTILE[1]
+        one["message"] = HOSTILE[1]
         one["layer"] += HOSTILE[0]
     page = opened(browser, wicked, tmp_path)
     assert page.locator("img").count() == 0

@@ -130,7 +130,7 @@ def test_every_head_has_a_thumbnail_that_selects_it(browser, tmp_path):
         assert all(late >= early - 2 / 255 for early, late in itertools.pairwise(ranked))
         across, down, drawn = pixels(page, 2, 0)
         assert (across, down) == (16, 16)
-        dark = {place for place, light in enumerate(drawn) if light < 100}
+        dark = {index for index, light in enumerate(drawn) if light < 100}
         assert dark == {17 * line for line in range(16)}
         assert len(set(pixels(page, 2, 1)[2])) == 1  # a flat head is flat, though its largest weights are a few places
         cell(page, 1, 3).click()
@@ -217,8 +217,8 @@ def test_every_sign_can_be_read_about(browser, tmp_path):
         explained = page.locator(".explained")
         page.locator("button.term[aria-pressed=true]").focus()
         told = {}
-        for place, (key, label) in enumerate(offered):
-            if place:
+        for index, (key, label) in enumerate(offered):
+            if index:
                 page.keyboard.press("ArrowDown")
             assert page.evaluate("document.activeElement.dataset.sign") == key
             told[label] = explained.text_content().removeprefix(f"{label}: ")
@@ -233,7 +233,7 @@ def test_every_sign_can_be_read_about(browser, tmp_path):
         page.keyboard.press("Enter")
         names, words = (page.locator(f".glossary {tag}").all_text_contents() for tag in ("dt", "dd"))
         written = dict(zip(names, words, strict=True))
-        assert all(written[label].startswith(says) for label, says in told.items())
+        assert all(written[label].startswith(message) for label, message in told.items())
         assert {"audit: declared", "audit: applied", "audit: std predicted", "audit: std measured"} <= set(written)
 
 
@@ -253,8 +253,15 @@ def test_nothing_turns_the_page_round(browser, tmp_path):
     document["model"]["name"] = document["inputs"][0]["text"] = document["verdict"]["line"] = document["notes"][0] = (
         wicked
     )
-    document["findings"][0]["says"] = document["findings"][0]["todo"] = document["heads"][0]["sink_token"] = wicked
-    document["baseline"] = {"file": wicked, "created": wicked, "says": [wicked], "new": [], "gone": [], "scales": []}
+    document["findings"][0]["message"] = document["findings"][0]["advice"] = document["heads"][0]["sink_token"] = wicked
+    document["baseline"] = {
+        "file": wicked,
+        "created": wicked,
+        "differences": [wicked],
+        "new": [],
+        "gone": [],
+        "scales": [],
+    }
     with opened(browser, document, tmp_path, at="#head=0.0") as page:
         left = page.evaluate(
             """() => {

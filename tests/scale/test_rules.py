@@ -41,8 +41,8 @@ def test_value(name):
 @pytest.mark.parametrize("rule", attemper.RULES.values(), ids=lambda rule: rule.name)
 def test_every_rule_is_told_whole(rule):
     assert attemper.rule(rule.name) is rule is attemper.rule(rule)
-    assert all(len(text) >= 3 for text in (rule.formula, rule.says, rule.used_by, rule.source))
-    assert rule.says.endswith(".")
+    assert all(len(text) >= 3 for text in (rule.formula, rule.description, rule.used_by, rule.source))
+    assert rule.description.endswith(".")
     assert set(rule.needs) <= set(FACTS)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ class Case:
     applied: float | Callable[[int], float]
     rule: str | Callable[[int], str | None] | None = "sqrt_dk"
     inputs: dict[str, Any] = field(default_factory=dict)
+    remark: str | None = None  # the note that it gets
 
     def run(self) -> object:
         return self.model(**self.inputs) if self.inputs else self.model(numbers())
@@ -145,6 +146,10 @@ def colder_by_layer() -> Case:
 class NGPT(OwnNorm):
     """Unit vectors of q and k, multiplied by √d_k: nGPT."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        del self.gain
+
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.packed(x).unflatten(-1, (3, HEADS, EACH)).permute(2, 0, 3, 1, 4)
         q, k = (F.normalize(part, dim=-1) for part in (q, k))
@@ -242,7 +247,7 @@ INNOCENT: dict[str, Callable[[], Case]] = {
     "µP": lambda: layers(mup, 1 / EACH, "dk"),
     "µP by hand": lambda: layers(by_hand(1 / EACH), 1 / EACH, "dk"),
     "no scale, small logits, declared": lambda: Case(nn.Sequential(Declaring(by_hand(1.0), 0.2)), 1.0, "none"),
-    "a number of its own": lambda: layers(by_hand(0.2), 0.2, None),
+    "a number of its own": lambda: replace(layers(by_hand(0.2), 0.2, None), remark="unknown"),
     "numbers per head": lambda: layers(per_head, 0.2, None),
     "talking heads": lambda: Case(nn.Sequential(Talking()), ROOT),
     "sinks": lambda: layers(sinks, ROOT),

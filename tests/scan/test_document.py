@@ -13,8 +13,7 @@ import attemper
 import zoo
 from attemper.errors import InputError, MissingExtra
 from attemper.scan import run as scanning
-from attemper.scan.document import plain
-from attemper.scan.schema import schema
+from attemper.scan.document import plain, schema
 from attemper.scan.show.terminal import text
 from close import in_float32, in_float64
 from folders import tokenizer
@@ -53,7 +52,7 @@ def test_every_model_of_the_zoo_gives_a_valid_document(name, nothing_is_left_beh
     rows = watch.record.to_dicts()
     assert len(rows) == len(found.heads)
     for row, told in zip(rows, found.heads, strict=True):
-        for sign in ("layer", "kind", "head", "peak", "entropy", "variance", "p2"):
+        for sign in ("layer", "kind", "head", "peak", "entropy", "variance", "sum_p2"):
             assert told[sign] == row[sign]
 
 
@@ -99,8 +98,8 @@ def test_several_batches_are_run_one_by_one_and_merged():
     batches = [torch.randn(1, length, 16) for length in (9, 12, 10)]
     found = attemper.scan(model, batches)
     alone = [attemper.scan(model, batch).heads for batch in batches]
-    for place, head in enumerate(found.heads):
-        rows = [heads[place] for heads in alone]
+    for index, head in enumerate(found.heads):
+        rows = [heads[index] for heads in alone]
         assert head["rows"] == 31
         assert head["peak"] == max(row["peak"] for row in rows)
         mean = sum(row["entropy"] * row["rows"] for row in rows) / 31
@@ -126,7 +125,7 @@ def test_texts_need_a_tokenizer_and_get_names():
 @pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
-        ((Block(), None), {}, "`batch` is what Block is called with"),
+        ((Block(), None), {}, "`batch` is missing. Pass what Block is called with"),
         ((Block(), []), {}, "`batch` must hold at least one"),
         ((Block(), 3), {}, "`batch` must be a dict, a tuple, a tensor, a text, or a list of them; got int"),
         ((7, torch.zeros(1)), {}, "`model` must be a torch.nn.Module, a folder, or None"),
@@ -156,7 +155,8 @@ def test_nan_is_found_and_becomes_null():
     check(found.to_dict(attention=True))
     assert found.verdict["level"] == "diverging"
     assert found.findings[0]["name"] == "nan"
-    assert found.findings[0]["layer"] == "1"
+    assert found.findings[0]["layer"] == "1.packed"
+    assert "its parameter weight holds NaN" in found.findings[0]["message"]
     assert found.heads[-1]["peak"] is None
     assert "NaN" in str(found)
 

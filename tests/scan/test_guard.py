@@ -1,4 +1,4 @@
-"""An error in attemper's own code loses a part of a scan, never the whole; nor does a layer that what-if cannot alter."""
+"""An error in attemper's own code, or a layer that what-if cannot alter, loses a part of a scan, never the whole."""
 
 import math
 
@@ -14,7 +14,7 @@ from watched import Block
 
 
 class Fast(nn.Module):
-    """Torch's fast path, called by hand, takes no scale."""
+    """Calls torch's fast path by hand, which takes no scale."""
 
     def __init__(self):
         super().__init__()
@@ -36,8 +36,8 @@ def test_a_layer_that_what_if_cannot_alter_keeps_its_scale():
     assert ratio[:2] == in_float32([8.0, 8.0], 12)
 
 
-class Gained(Block):
-    """Its scale is learned, one number for each head."""
+class LearnedScale(Block):
+    """Learns a scale per head."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class Gained(Block):
 
 
 def test_examiners_look_at_learned_scales():
-    model = Gained().eval()
+    model = LearnedScale().eval()
     with torch.no_grad():
         model.gain.copy_(torch.tensor([0.0, 2.0]))
     scan = attemper.scan(model, torch.randn(1, 12, 16))

@@ -15,7 +15,7 @@ import attemper
 import zoo
 from attemper import health
 from attemper.errors import InputError
-from attemper.health import thresholds
+from attemper.health import faults, thresholds
 from attemper.scan.examiners.items import BatchItems, CurrentInput
 from attemper.scan.examiners.neighbours import Neighbours
 from attemper.scan.examiners.sinks import Sinks
@@ -25,7 +25,7 @@ from close import in_float64
 
 def head(number=0, layer="a", **signs):
     """An ordinary head, with what is given."""
-    ordinary = {"rows": 20, "mean": 0.1, "variance": 2.0, "peak": 5.0, "entropy": 2.0, "p2": 0.2, "top_weight": 0.4}
+    ordinary = {"rows": 20, "mean": 0.1, "variance": 2.0, "peak": 5.0, "entropy": 2.0, "sum_p2": 0.2, "top_weight": 0.4}
     ordinary |= {"effective_keys": 8.0, "evenness": 0.7, "jacobian_trace": 0.8, "saturated": 0.0}
     ordinary |= {"sink_weight": 0.1, "sink_token": "[CLS]", "sink_position": 0, "evenness_without_sinks": 0.7}
     ordinary |= {"neighbour_weight": 0.1, "neighbour_offset": -1, "text_distance": 0.4}
@@ -52,7 +52,7 @@ def test_an_ordinary_head_is_not_spoken_of():
         (30.1, "note"),
         (50, "note"),
         (50.1, "warn"),
-        (100.1, "act"),
+        (100.1, "error"),
         (1000.1, "critical"),
         (10000.1, "diverging"),
     ],
@@ -65,8 +65,38 @@ def test_the_ladder_of_the_peak(peak, level):
         assert (one.layer, one.kind, one.head, one.value) == ("a", "self", 3, peak)
         assert one.threshold < peak
         assert one.source
-        assert one.todo
-        assert ("Wortsman" in one.says) == (level == "diverging")  # whose runs those were
+        assert one.advice
+        assert ("Wortsman" in one.message) == (level == "diverging")  # whose runs those were
+
+
+FINISHED = [
+    ({"peak": 382.0, "saturated": 0.03}, "note", "not saturated: 3%"),
+    ({"peak": 382.0, "saturated": 0.51}, "error", "and the head is saturated"),
+    ({"peak": 60.0, "saturated": 0.51}, "warn", "and the head is saturated"),
+    ({"peak": 382.0, "saturated": 0.9, "neighbour_weight": 0.9}, "note", "sharp by design"),
+    ({"peak": 382.0, "saturated": 0.9, "sink_weight": 0.9}, "note", "sharp by design"),
+    ({"peak": 382.0, "saturated": None}, "error", "too few keys"),
+    ({"peak": 1000.0, "saturated": 0.0}, "note", "not saturated"),
+    ({"peak": 1000.1, "saturated": 0.0}, "critical", "above 1000"),  # no published model comes near
+    ({"peak": 20000.0, "saturated": 1.0}, "diverging", "above 10000"),
+    ({"peak": 40.0}, "note", "harmless"),
+    ({"peak": 300.0, "mean": 275.0}, "note", "softmax ignores a common shift"),
+]
+
+
+@pytest.mark.parametrize(("signs", "level", "words"), FINISHED, ids=str)
+def test_a_finished_model_is_told_what_its_peak_does(signs, level, words):
+    (one,) = [finding for finding in health.findings(among(head(**signs)), finished=True) if finding.name == "peak"]
+    assert one.level == level
+    assert words in one.message
+    assert "keep growing" not in one.message  # it does not train
+
+
+def test_a_note_on_a_peak_says_what_bfloat16_would_do():
+    (one,) = health.findings(among(head(peak=382.0, saturated=0.0)), finished=True)
+    below = torch.tensor(382.0).bfloat16()
+    apart = float(torch.nextafter(below, torch.tensor(math.inf).bfloat16()) - below)
+    assert f"moves by {math.expm1(apart / 2):.0%}" in one.message
 
 
 BOUNDARIES = [
@@ -100,7 +130,7 @@ SUPPRESSED = [
     ({"evenness_without_sinks": 0.01, "saturated": 1.0}, [("collapsed", "note")]),
     ({"saturated": 1.0, "text_distance": 0.0}, [("saturated", "note"), ("dead", "note")]),
     ({"neighbour_weight": 0.9, "peak": 80.0}, [("peak", "note"), ("positional", "healthy")]),
-    ({"neighbour_weight": 0.9, "peak": 101.0}, [("peak", "act"), ("positional", "healthy")]),
+    ({"neighbour_weight": 0.9, "peak": 101.0}, [("peak", "error"), ("positional", "healthy")]),
 ]
 
 
@@ -115,7 +145,7 @@ def test_half_of_a_layer_is_a_crowd():
     many = health.findings([*(head(n, **flat) for n in range(4)), *(head(n) for n in range(4, 8))])
     assert kinds(few) == [("flat", "note")] * 3
     assert kinds(many) == [("flat", "warn")] * 4
-    assert "half of this layer" in many[0].says
+    assert "half of this layer" in many[0].message
     sharp = [head(0, saturated=1.0), head(1, saturated=1.0), *(head(n, evenness_without_sinks=0.0) for n in (2, 3))]
     both = health.findings([*sharp, *(head(n) for n in range(4, 8))])
     assert kinds(both) == [("collapsed", "warn")] * 2 + [("saturated", "warn")] * 2
@@ -124,10 +154,10 @@ def test_half_of_a_layer_is_a_crowd():
 def test_a_sentence_says_that_a_head_is_the_same_whatever_the_text():
     (resting,) = health.findings(among(head(sink_weight=0.95, text_distance=0.001)))
     (looking,) = health.findings(among(head(neighbour_weight=0.95, text_distance=0.001)))
-    assert "in every text" in resting.says
-    assert "in every text" in looking.says
-    assert "the first token '[CLS]'" in resting.says
-    assert "the token before" in looking.says
+    assert "in every text" in resting.message
+    assert "in every text" in looking.message
+    assert "the first token '[CLS]'" in resting.message
+    assert "the token before" in looking.message
 
 
 @pytest.mark.parametrize(
@@ -154,7 +184,7 @@ def test_rounding_is_that_of_the_dtype(dtype, logit):
     """The number in the finding, against neighbours of that dtype: half of their distance, through exp."""
     name = str(dtype).removeprefix("torch.")
     layer = {"layer": "a", "kind": "self", "route": "hand-written", "dtype": name, "scale": None}
-    found = [one for one in health.findings(among(head(peak=logit)), [layer]) if one.name == "overflow"]
+    found = [finding for finding in health.findings(among(head(peak=logit)), [layer]) if finding.name == "overflow"]
     stored = torch.tensor(logit, dtype=dtype)
     gap = (torch.nextafter(stored, torch.tensor(math.inf, dtype=dtype)) - stored).item()
     moved = math.expm1(gap / 2)
@@ -175,8 +205,8 @@ def test_what_all_logits_share_is_no_spread():
     (shared,) = health.findings(among(head(peak=300.0, mean=275.0)))
     (spread,) = health.findings(among(head(peak=300.0, mean=265.0)))
     (large,) = health.findings(among(head(peak=3000.0, mean=2990.0)))
-    assert [shared.level, spread.level, large.level] == ["note", "act", "critical"]
-    assert "softmax ignores" in shared.says
+    assert [shared.level, spread.level, large.level] == ["note", "error", "critical"]
+    assert "softmax ignores" in shared.message
 
 
 def test_a_cap_holds_a_peak():
@@ -184,7 +214,7 @@ def test_a_cap_holds_a_peak():
     (held,) = health.findings(among(head(peak=55.0)), [layer])
     (free,) = health.findings(among(head(peak=61.0)), [layer])  # declared, and not applied
     assert (held.level, free.level) == ("note", "warn")
-    assert "cap of 60" in held.says
+    assert "cap of 60" in held.message
 
 
 @dataclass
@@ -192,17 +222,17 @@ class Scale:
     layer: str
     kind: str
     fault: str | None
-    says: str = "It divides twice."
-    todo: str = "Divide once."
+    message: str = "It divides twice."
+    advice: str = "Divide once."
     applied: float | None = 0.1
 
 
-@pytest.mark.parametrize("fault", thresholds.FAULTS)
+@pytest.mark.parametrize("fault", faults.FAULTS)
 def test_a_fault_of_the_audit_is_a_finding(fault):
     (one,) = health.findings(among(head()), audit=[Scale("a", "self", None), Scale("a", "self", fault)])
     assert (one.name, one.fault, one.layer, one.head, one.value) == ("scale", fault, "a", None, 0.1)
-    assert (one.says, one.todo) == ("It divides twice.", "Divide once.")
-    assert one.level in ("note", "warn", "act")
+    assert (one.message, one.advice) == ("It divides twice.", "Divide once.")
+    assert one.level in ("note", "warn", "error")
     assert health.verdict([one])[0] == one.level
 
 
@@ -213,7 +243,7 @@ def test_the_worst_comes_first_then_the_order_of_running():
     found = health.findings(rows, audit=[Scale("b", "self", "twice")])
     assert [(one.level, one.layer, one.head) for one in found] == [
         ("critical", "a", 0),
-        ("act", "b", None),
+        ("error", "b", None),
         ("warn", "b", 1),
         ("warn", "a", 2),
     ]
@@ -226,8 +256,8 @@ def test_a_nan_is_told_once_where_it_first_appears():
     rows = [head(n, layer, **(broken if layer != "a" else {})) for layer in "abc" for n in range(2)]
     (one,) = health.findings(rows)
     assert (one.name, one.level, one.layer, one.head, one.value) == ("nan", "diverging", "b", None, None)
-    assert "in all heads" in one.says
-    assert "1 later layer" in one.says
+    assert "in all heads" in one.message
+    assert "1 later layer" in one.message
     (one,) = health.findings(rows, order=[(layer, "self") for layer in "cba"])
     assert one.layer == "c"
 
@@ -244,7 +274,7 @@ def test_a_document_has_null_for_nan_and_for_what_was_not_measured():
 def test_a_finding_is_plain_data():
     (one,) = health.findings(among(head(peak=60.0)))
     assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
-    names = "name fault title level layer kind head value threshold source says todo"
+    names = "name fault title level layer kind head value threshold source message advice"
     assert sorted(one.to_dict()) == sorted(names.split())
 
 
@@ -256,7 +286,7 @@ def test_the_table_of_thresholds_is_whole():
     assert all(thing in rungs for thing in named)
     told = {kind for words in thresholds.TABLE for kind in re.findall(r"\w+", words)}
     assert set(health.NAMES) - {"nan", "scale", "attention"} <= told
-    assert list(thresholds.TITLES) == list(health.NAMES)
+    assert list(thresholds.KINDS) == list(health.NAMES)
 
 
 def test_no_torch_is_needed():
@@ -271,7 +301,8 @@ VERDICTS = [
     ([{"peak": 60.0}], "warn", "Worth a look: a head 0 has logits up to 60."),
     ([{"peak": 60.0}, {"peak": 70.0}], "warn", "Worth a look: 2 of 8 heads have logits up to 70."),
     ([{"peak": 60.0}, {"peak": 2000.0}], "critical", "In danger: a head 1 has logits up to 2,000 (1 other finding)."),
-    ([{"evenness": 0.999}] * 8, "warn", "Worth a look: 8 of 8 heads are flat."),
+    ([{"evenness": 0.999}] * 8, "note", "Healthy, with remarks (8 flat heads)."),  # as before training
+    ([{"evenness": 0.999}] * 7 + [{"evenness": 0.8}], "warn", "Worth a look: 7 of 8 heads are flat."),
     ([{"mean": math.nan}], "diverging", "Broken: NaN or infinity in a head 0."),
 ]
 
@@ -283,11 +314,11 @@ def test_a_verdict_in_one_line(heads, level, words):
     assert health.verdict(found) == (level, words.replace(" of 8", ""))
 
 
-@pytest.mark.parametrize("fault", thresholds.FAULTS)
+@pytest.mark.parametrize("fault", faults.FAULTS)
 def test_a_verdict_names_the_fault_and_not_its_whole_sentence(fault):
     rows = among(head(peak=60.0))
-    scale = Scale("layers.1", "self", fault, says="A sentence. " * 20)
-    level, title = thresholds.FAULTS[fault].level, thresholds.FAULTS[fault].title
+    scale = Scale("layers.1", "self", fault, message="A sentence. " * 20)
+    level, title = faults.FAULTS[fault].level, faults.FAULTS[fault].title
     for others, where in ([], "layers.1"), ([Scale("b", "self", fault)], "2 layers"):
         found = health.findings(rows, audit=[scale, *others])
         assert {one.title for one in found if one.name == "scale"} == {title}
@@ -301,8 +332,7 @@ def signs_of(model, readings, call):
     """The rows of a scan: what was recorded, and what the examiners saw."""
     current = CurrentInput()
     examiners = [Sinks(current), Neighbours(), TextDependence(current)]
-    watch = attemper.watch(model)
-    watch.examiners = list(examiners)
+    watch = attemper.watch(model, examiners=list(examiners))
     with torch.no_grad(), watch:
         for number, reading in enumerate(readings):
             current.items = reading
@@ -312,7 +342,7 @@ def signs_of(model, readings, call):
         table = examiner.table()
         for row in rows:
             row.update(table.get((row["layer"], row["kind"]), [{}] * 99)[row["head"]])
-    return rows, [{"layer": layer, **facts.to_dict()} for (layer, _), facts in watch.record.facts.items()]
+    return rows, [{"layer": layer, **info.to_dict()} for (layer, _), info in watch.record.info.items()]
 
 
 class Made(nn.Module):
@@ -359,7 +389,7 @@ def test_a_nan_in_a_real_model_is_found_where_it_begins(name, first):
     (one,) = [one for one in health.check(watch.record) if one.name == "nan"]
     assert one.layer == watch.record.layers[first]
     assert one.head == 0
-    assert ("later layer" in one.says) == (first == 0)
+    assert ("later layer" in one.message) == (first == 0)
     assert health.verdict(health.check(watch.record))[0] == "diverging"
 
 
@@ -370,7 +400,7 @@ def test_a_record_alone_says_less_and_nothing_wrong():
     found = health.check(watch.record)
     assert {one.name for one in found} == {"saturated", "flat"}  # no sink, nothing collapsed: that needs tokens
     assert {one.level for one in found} == {"note"}
-    assert "may be a sink" in next(one.says for one in found if one.name == "saturated")
+    assert "may be a sink" in next(one.message for one in found if one.name == "saturated")
 
 
 def test_a_record_is_judged_by_its_last_step_and_its_first_nan():
@@ -382,12 +412,28 @@ def test_a_record_is_judged_by_its_last_step_and_its_first_nan():
             watch.step()
     level = {step: health.check(watch.record, step)[:1] for step in range(5)}
     assert [level[0][0].name, level[1]] == ["peak", []]
-    assert ["at step 2" in level[step][0].says for step in (2, 3, 4)] == [True] * 3
+    assert ["at step 2" in level[step][0].message for step in (2, 3, 4)] == [True] * 3
     assert {one.name for one in health.check(watch.record)} >= {"nan", "peak"}
     assert health.check(watch.record) == health.check(watch.record, step=4)
     with pytest.raises(InputError, match=r"check\(\): `step` must be one that was watched; got 9"):
         health.check(watch.record, step=9)
     assert health.check(attemper.Record()) == []
+
+
+def test_a_training_is_warned_where_a_scan_of_the_same_model_is_not():
+    model = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = torch.zeros(1, 24, 16)
+    x[..., 0], x[..., 1] = torch.linspace(-1, 1, 4).repeat_interleave(6), 1.0
+    with torch.no_grad():
+        model.in_proj_weight.zero_()
+        model.in_proj_weight[[0, 8, 16, 24], [1, 1, 0, 0]] = (
+            18.0  # six keys share the largest logit: large, and not saturated
+        )
+        with attemper.watch(model) as watch:
+            model(x, x, x)
+    assert {one.level for one in health.check(watch.record) if one.name == "peak"} == {"error"}
+    scan = attemper.scan(model, (x, x, x))
+    assert {finding["level"] for finding in scan.findings if finding["name"] == "peak"} == {"note"}
 
 
 @pytest.fixture(scope="module")

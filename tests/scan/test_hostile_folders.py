@@ -68,7 +68,7 @@ def bomb(folder, times):
     return folder
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_tokenizer_that_takes_any_memory_is_stopped(copy, monkeypatch):
     monkeypatch.setattr(trial, "MEMORY", 2**28)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -79,7 +79,7 @@ def test_a_tokenizer_that_takes_any_memory_is_stopped(copy, monkeypatch):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB: a part of the limit
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_tokenizer_that_takes_any_time_is_stopped(monkeypatch):
     monkeypatch.setattr(trial, "SECONDS", 0.2)
     told = []
@@ -88,7 +88,7 @@ def test_a_tokenizer_that_takes_any_time_is_stopped(monkeypatch):
     assert told[0] == "the work"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.parametrize("error", [ValueError("of its own"), InputError("too long"), KeyboardInterrupt()])
 def test_an_error_of_the_trial_is_left_to_the_work_itself(error):
     def work():

@@ -19,8 +19,7 @@ from attemper.errors import InputError, MissingExtra
 from attemper.scan.document import plain
 from attemper.scan.input import model as load
 from attemper.scan.input.batch import make
-from attemper.scan.input.text import FolderTokenizer, limit_of
-from attemper.scan.input.token_text import readable
+from attemper.scan.input.text import VOCABULARIES, WITHOUT_VOCABULARY, FolderTokenizer, limit_of, readable
 from close import assert_reordered
 from folders import WORDS, save, tokenizer
 
@@ -126,6 +125,21 @@ def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path):
     assert "input_ids" in sentence
 
 
+@pytest.mark.parametrize("name", WITHOUT_VOCABULARY)
+def test_a_tokenizer_of_bytes_or_characters_has_no_file_of_words(tmp_path, name):
+    bare = save(tmp_path / "bare", "bert", with_tokenizer=False)
+    getattr(transformers, name)().save_pretrained(bare)
+    loaded = load.load(bare)
+    (path,) = bare.glob("tokenizer_config.json")
+    assert not any(next(bare.glob(one), None) for one in VOCABULARIES)
+    assert FolderTokenizer(loaded).present()
+    tokenizer = FolderTokenizer(loaded).tokenizer()
+    assert type(tokenizer).__name__ == name
+    assert tokenizer.decode(tokenizer("the dog")["input_ids"], skip_special_tokens=True) == "the dog"
+    path.write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")  # which would be empty
+    assert not FolderTokenizer(load.load(bare)).present()
+
+
 def test_a_broken_tokenizer_is_said(tmp_path):
     broken = save(tmp_path / "broken", "bert")
     (broken / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Evil"}}')
@@ -143,7 +157,7 @@ def test_a_tokenizer_of_another_model_is_said(loaded):
 def byte_words(*merged):
     """A GPT-2 with a vocabulary of bytes, and some merged tokens beside them."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: place for place, word in enumerate(dict.fromkeys([*letters, *merged, "<s>"]))}
+    words = {word: index for index, word in enumerate(dict.fromkeys([*letters, *merged, "<s>"]))}
     merges = [(word[:-1], word[-1]) for word in merged]
     inner = Tokenizer(models.BPE(words, merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -192,7 +206,7 @@ def test_bytes_that_are_no_letter_are_written_as_bytes():
 
 
 def test_byte_tokens_of_sentencepiece_are_joined():
-    words = {word: place for place, word in enumerate(["<unk>", "▁a", "<0xC3>", "<0xA9>", "<0xF0>"])}
+    words = {word: index for index, word in enumerate(["<unk>", "▁a", "<0xC3>", "<0xA9>", "<0xF0>"])}
     inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
@@ -316,7 +330,7 @@ def test_an_image_that_would_take_gigabytes_is_refused_from_its_header(side, loa
 
 
 @pytest.mark.parametrize(
-    ("at", "form", "number", "says"),
+    ("at", "form", "number", "message"),
     [
         (24, "<I", 1, "would be 128,000,000 samples, by its 1 samples per second; at most"),
         (24, "<I", 0, "would be 128,000,000 samples, by its 1 samples per second; at most"),
@@ -328,16 +342,16 @@ def test_an_image_that_would_take_gigabytes_is_refused_from_its_header(side, loa
         (40, "<I", 2**32 - 2, None),
     ],
 )
-def test_an_absurd_header_of_a_sound_is_refused_or_does_no_harm(at, form, number, says, loaded, tmp_path):
+def test_an_absurd_header_of_a_sound_is_refused_or_does_no_harm(at, form, number, message, loaded, tmp_path):
     path = tmp_path / "a.wav"
     sound(path, bytes(16_000), 2, 1)
     raw = bytearray(path.read_bytes())
     struct.pack_into(form, raw, at, number)
     path.write_bytes(raw)
-    if says is None:
+    if message is None:
         make(loaded("whisper"), sounds=[str(path)])
     else:
-        assert says in refused(loaded("whisper"), sounds=[str(path)])
+        assert message in refused(loaded("whisper"), sounds=[str(path)])
 
 
 def test_pillow_is_asked_for_where_it_is_missing(loaded, monkeypatch):

@@ -324,7 +324,7 @@ def test_transformers_says_as_much_as_before(folder):
 
 
 MISSING = r"needs transformers. Type pip install 'attemper\[{extra}\]'.$"
-BROKEN = r"needs transformers, which is installed but cannot be imported: {error}. Mend that installation; python -c 'import "
+BROKEN = r"needs transformers, which is installed but cannot be imported: {error}. Reinstall it; python -c 'import "
 INSTALLATIONS = {
     "none": (ModuleNotFoundError("No module named 'transformers'", name="transformers"), MISSING),
     "a part of it": (ModuleNotFoundError("No module named 'regex'", name="regex"), BROKEN),
@@ -338,7 +338,7 @@ INSTALLATIONS = {
 def test_an_installation_without_transformers_is_asked_for_once_and_a_broken_one_named(
     installation, model, extra, folder, monkeypatch
 ):
-    error, says = INSTALLATIONS[installation]
+    error, message = INSTALLATIONS[installation]
 
     class Broken:
         def find_spec(self, name, path=None, target=None):
@@ -351,7 +351,7 @@ def test_an_installation_without_transformers_is_asked_for_once_and_a_broken_one
     with pytest.raises(MissingExtra) as raised:
         load.load(folder("bert") if model == "folder" else model)
     words = f"{type(error).__name__}: {error}"
-    assert re.search(says.format(extra=extra, error=re.escape(words)), str(raised.value)), str(raised.value)
+    assert re.search(message.format(extra=extra, error=re.escape(words)), str(raised.value)), str(raised.value)
 
 
 def test_a_transformers_that_is_too_old_is_said(folder, monkeypatch):

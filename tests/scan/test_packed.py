@@ -45,8 +45,11 @@ def test_a_scan_of_a_packed_batch(implementation, shown_by):
         entropy = sum(one["entropy"] * one["rows"] for one in each) / sum(LENGTHS)
         assert head["entropy"] == in_float32(entropy, sum(LENGTHS), logit=peak, size=1.0)
     deep = [check for check in document["checks"] if check["deep"]]
-    says = "the batch is packed: with other tokens its documents would begin elsewhere"
-    assert {(check["state"], check["says"]) for check in deep} == {("skipped", says)}
+    message = "the batch is packed: with other tokens its documents would begin elsewhere"
+    (alone,) = (check for check in deep if check["name"] == "packed")
+    assert (alone["state"], alone["message"][:32]) == ("passed", "3 documents in one row have the ")
+    assert {(check["state"], check["message"]) for check in deep if check is not alone} == {("skipped", message)}
+    assert "(pass one document for each item)" in document["verdict"]["line"]
     assert {check["state"] for check in document["checks"] if not check["deep"]} == {"passed", "skipped"}
     assert [one for one in document["findings"] if one["name"] in ("attention", "scale")] == []
     if implementation == "flash":

@@ -21,7 +21,7 @@ from attemper.scan.examiners.sinks import Sinks
 from attemper.scan.examiners.text_dependence import TextDependence
 from attemper.watch import weights
 from attemper.watch.attach.measuring import vitals_of
-from attemper.watch.call import AttentionCall, Facts
+from attemper.watch.call import AttentionCall, CallInfo
 from examined import examine, items_of, rounding
 
 
@@ -87,8 +87,7 @@ class Drawn(nn.Module):
 
 def drawn(model, lengths, image=False):
     examiner = AttentionMaps()
-    watch = attemper.watch(model)
-    watch.examiners = [examiner]
+    watch = attemper.watch(model, examiners=[examiner])
     with torch.no_grad(), watch:
         for number, length in enumerate(lengths):
             examiner.current.items = BatchItems((number,), image=image)
@@ -239,8 +238,8 @@ def test_a_text_of_8192_tokens_fits(examiner, hand_written):
     """One layer of 8 heads: n × n would be 2 GiB of float32; an examiner makes nothing larger than q, k and its budget."""
     length, heads = 8192, 8
     q, k = torch.randn(1, heads, length, 16), torch.randn(1, heads // 2, length, 16)
-    facts = Facts.of("sdpa", "self", q, k, scale=None, causal=True, mask=None)
-    call = AttentionCall(facts, (), q, k, causal=True)
+    info = CallInfo.of("sdpa", "self", q, k, scale=None, causal=True, mask=None)
+    call = AttentionCall(info, (), q, k, causal=True)
     vitals = vitals_of(call, attemper.vitals.SIGNS, "auto")
     if hand_written:  # the model's own matrix; a view stands for it, so that the test needs no n × n either
         call.logits = torch.zeros(1, 1, 1, 1).expand(1, heads, length, length)

@@ -10,7 +10,7 @@ import pytest
 from attemper.errors import InputError
 from attemper.scan.input import pipes
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="FIFOs as POSIX has them")
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_no_more_is_read_than_was_asked_for(fifo):
         os.close(writer)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/dev/fd as Linux has it")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_what_a_shell_substitutes_is_read(monkeypatch):
     """`<(command)` is /dev/fd/63."""
     reading, writing = os.pipe()

@@ -16,8 +16,7 @@ import transformers
 
 import attemper
 from attemper import health
-from attemper.scan.document import SCHEMA
-from attemper.scan.schema import schema
+from attemper.scan.document import SCHEMA, schema
 from attemper.scan.show import baseline
 from folders import save
 from watched import stack
@@ -32,11 +31,13 @@ def documents(folder):
     """A text with everything that can be asked for, a long one, and an image."""
     text = "the dog chased the ball because it was fast ."
     asked = attemper.scan(folder, [text, "a cat sat"], token="it", what_if=["none"])
+    asked.layers[0]["call"] = 2  # as of a layer that runs twice
     asked.findings[0]["level"] = "warn"  # so that all parts of a baseline have something in them
-    worse = [{**one, "level": "act"} for one in asked.findings[:1]]
-    new = {**asked.document, "findings": [*worse, *[{**one, "layer": "new"} for one in asked.findings[1:]]]}
-    new["layers"] = [{**one, "biased": True, "scale": {**one["scale"], "applied": 0.7}} for one in asked.layers]
-    new["heads"] = [{**one, "peak": (one["peak"] or 0.0) * 9 + 9, "score_peak": 7.5} for one in asked.heads]
+    worse = [{**finding, "level": "error"} for finding in asked.findings[:1]]
+    new = {**asked.document, "findings": [*worse, *[{**finding, "layer": "new"} for finding in asked.findings[1:]]]}
+    new["layers"] = [{**layer, "biased": True, "scale": {**layer["scale"], "applied": 0.7}} for layer in asked.layers]
+    new["heads"] = [{**head, "peak": (head["peak"] or 0.0) * 9 + 9, "score_peak": 7.5} for head in asked.heads]
+    new["checks"] = [{**one, "needs": "5 tokens or more"} for one in asked.document["checks"]]
     new["baseline"] = baseline.compare(asked.document, new, "old.json")
     new["baseline"]["uncompared"] = new["findings"][:1]
     yield new

@@ -11,7 +11,7 @@ import attemper
 import zoo
 from attemper.scan.examiners import sinks
 from attemper.scan.examiners.items import BatchItems
-from attemper.scan.examiners.neighbours import Neighbours
+from attemper.scan.examiners.neighbours import OFFSETS, Neighbours
 from attemper.scan.examiners.sinks import Sinks
 from close import assert_float64, in_float32, in_float64
 from examined import examine, items_of, rounding
@@ -104,9 +104,7 @@ def test_without_sinks_is_exact_in_float64():
 
 
 def _watched(model, *examiners):
-    watch = attemper.watch(model)
-    watch.examiners = list(examiners)
-    return watch
+    return attemper.watch(model, examiners=list(examiners))
 
 
 class Choosing(nn.Module):
@@ -196,7 +194,7 @@ def test_neighbours_are_those_of_the_whole_matrix(name):
         counted = matrix.keep[:, None, :] & (matrix.visible >= 8)
         for head, row in enumerate(examiner.table()[matrix.layer, matrix.kind]):
             means = {}
-            for offset in (-1, 0, 1):
+            for offset in OFFSETS:
                 line = torch.zeros(counted[:, head].shape, dtype=torch.float64)
                 for i in range(max(0, -offset), line.shape[1] - max(0, offset)):
                     line[:, i] = weights[:, head, i, i + offset]

@@ -87,8 +87,7 @@ class ByPlace(nn.Module):
 
 
 def read(model, examiner, *batches):
-    watch = attemper.watch(model)
-    watch.examiners = [examiner]
+    watch = attemper.watch(model, examiners=[examiner])
     with torch.no_grad(), watch:
         for number, batch in enumerate(batches):
             examiner.current.items = BatchItems((number,))
@@ -109,8 +108,7 @@ def test_one_text_or_the_same_text_twice_tells_nothing():
     x = torch.randn(1, 20, 8)
     assert read(ByPlace(), TextDependence(), x) == [None] * 3
     examiner = TextDependence()
-    watch = attemper.watch(ByPlace())
-    watch.examiners = [examiner]
+    watch = attemper.watch(ByPlace(), examiners=[examiner])
     with watch:
         for number in range(2):
             examiner.current.items = BatchItems((number,), (("w",) * 20,), ((False,) * 20,))
@@ -129,8 +127,7 @@ def test_a_layer_that_runs_twice_in_a_pass_is_not_two_texts():
             return self.inner(x)
 
     examiner = TextDependence()
-    watch = attemper.watch(Twice())
-    watch.examiners = [examiner]
+    watch = attemper.watch(Twice(), examiners=[examiner])
     with watch:
         watch.model(torch.randn(1, 20, 8))
     assert examiner.table()["inner", "self"][0]["text_distance"] is None
@@ -175,8 +172,7 @@ class AtTheEnd(nn.Module):
 @pytest.mark.parametrize("endings", [(1, 1), (1, 2), (2, 1)])
 def test_what_ends_a_text_is_counted_from_its_end(endings):
     model, examiner = AtTheEnd(), TextDependence()
-    watch = attemper.watch(model)
-    watch.examiners = [examiner]
+    watch = attemper.watch(model, examiners=[examiner])
     with watch:
         for number, (length, ending) in enumerate(zip((9, 21), endings, strict=True)):
             special = (False,) * (length - ending) + (True,) * ending

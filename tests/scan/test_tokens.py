@@ -70,8 +70,7 @@ def test_marks_are_taken_off_at_their_place_only():
 
 def examined(subject, **options):
     examiner = TokenWeights(**options)
-    watch = attemper.watch(subject.model)
-    watch.examiners = [examiner]
+    watch = attemper.watch(subject.model, examiners=[examiner])
     with torch.no_grad(), watch:
         subject.run()
     return plain(examiner.result())
@@ -83,7 +82,7 @@ def examined(subject, **options):
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
 def test_the_weights_are_the_models_own(name, item):
     subject = zoo.make(name)
-    words = [f"t{place}" for place in range(zoo.LENGTH)]
+    words = [f"t{index}" for index in range(zoo.LENGTH)]
     found = examined(subject, asked="t7", tokens=words, item=item, number=3)
     full = [logits.softmax(-1)[item, :, 7] for logits in subject.full(subject)]
     assert len(found["heads"]) == sum(len(weights) for weights in full)
@@ -171,7 +170,7 @@ def test_others_are_the_mean_of_the_other_words(minilm):
             shown = model(**batch, output_attentions=True).attentions
     finally:
         model.float().set_attn_implementation(before)
-    rest = [place for place in range(len(words)) if not special[place] and place != 7]
+    rest = [index for index in range(len(words)) if not special[index] and index != 7]
     for row in found["heads"]:
         weights = shown[int(row["layer"].split(".")[2])][0, row["head"]]
         expected = [weights[[one for one in rest if one != key], key].mean().item() for key in range(len(words))]

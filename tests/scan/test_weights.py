@@ -6,7 +6,7 @@ import torch
 import attemper
 import zoo
 from attemper.watch.attach.measuring import vitals_of
-from attemper.watch.call import AttentionCall, Facts
+from attemper.watch.call import AttentionCall, CallInfo
 from attemper.watch.weights import logits_of_keys, logits_of_offset, weights_of_rows
 from close import assert_reordered
 from examined import examine, rounding
@@ -25,7 +25,7 @@ class Looking:
         found = {"rows": weights_of_rows(call, vitals, ROWS), "one": weights_of_rows(call, vitals, ROWS, place=1)}
         lse = vitals.lse
         found["keys"] = (logits_of_keys(call, 1, KEYS) - lse[1].unsqueeze(-1)).exp()
-        if call.facts.queries == call.facts.keys:
+        if call.info.queries == call.info.keys:
             found |= {offset: (logits_of_offset(call, offset) - lse).exp() for offset in (-2, -1, 0, 1)}
         return found
 
@@ -117,7 +117,7 @@ def test_a_row_without_keys_is_zero():
 
 def call_of(query, key, **options):
     """A call as the routes make them."""
-    facts = Facts.of(
+    info = CallInfo.of(
         "sdpa",
         "self" if query.shape[-2] == key.shape[-2] else "cross",
         query,
@@ -126,4 +126,4 @@ def call_of(query, key, **options):
         causal=bool(options.get("causal", False)),
         mask=options.get("mask"),
     )
-    return AttentionCall(facts, (), query, key, **options)
+    return AttentionCall(info, (), query, key, **options)

@@ -88,7 +88,7 @@ class Everywhere(dict):
 
 
 def read(subject):
-    """Rows of heads by a plain watch of the model as it is, and its facts."""
+    """Rows of heads by a plain watch of the model as it is, and its info."""
     with torch.no_grad(), attemper.watch(subject.model) as watch:
         subject.run()
     return watch.record
@@ -131,7 +131,7 @@ SINGLE = ("gpt_neo", "gemma2", "bloom", "t5")
 def test_as_a_model_whose_scale_is_another(name, rule, float64, nothing_is_left_behind):
     cls, scale, applied = KINDS[name]
     subject = zoo.make(name)
-    now = applied or next(iter(read(subject).facts.values())).scale
+    now = applied or next(iter(read(subject).info.values())).scale
     other = truly(subject, cls, scale, lambda layer: RATIOS[rule](layer) / now)
     before, outputs = subject.run().detach(), []
     (found,) = what_if(
@@ -150,7 +150,7 @@ def test_as_a_model_whose_scale_is_another(name, rule, float64, nothing_is_left_
 @pytest.mark.parametrize("name", KINDS)
 def test_the_scale_it_has_changes_no_bit(name):
     subject, applied, outputs = zoo.make(name), KINDS[name][2], []
-    now = applied or next(iter(read(subject).facts.values())).scale
+    now = applied or next(iter(read(subject).info.values())).scale
     run = lambda: outputs.append(subject.run())  # noqa: E731
     (found,) = what_if(subject.model, run, [repr(now)], Everywhere(all=applied) if applied else {})
     assert torch.equal(outputs[0], outputs[1])

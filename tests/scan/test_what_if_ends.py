@@ -71,7 +71,7 @@ def test_the_sums_of_the_heads():
 
 
 def test_rows_too_short_to_saturate_are_no_head_that_does():
-    row = dict.fromkeys(("layer", "kind", "head", "rows", "mean", "entropy", "p2", "top_weight", "evenness"))
+    row = dict.fromkeys(("layer", "kind", "head", "rows", "mean", "entropy", "sum_p2", "top_weight", "evenness"))
     row |= {"jacobian_trace": 0.1, "effective_keys": 2.0, "variance": 4.0, "peak": 3.0, "saturated": math.nan}
     found = summed_up("none", [row, {**row, "saturated": None, "peak": None, "variance": None}])
     assert (found.saturated_heads, found.peak, found.logit_std) == (0, 3.0, 2.0)

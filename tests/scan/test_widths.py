@@ -10,14 +10,14 @@ from rich.console import Console
 import attemper
 from attemper import env
 from attemper._display import print_table
-from attemper.lab import experiment
-from attemper.lab.claims import show
-from attemper.lab.claims.cards import Card
-from attemper.lab.claims.claims import CLAIMS, JudgedClaim
-from attemper.lab.engine import render
 from attemper.scan.result import Scan
 from attemper.scan.show.format import broken, short_names
 from attemper.scan.show.terminal import SHORT, TITLES, text
+from attemper_lab import experiment
+from attemper_lab.claims import show
+from attemper_lab.claims.cards import Card
+from attemper_lab.claims.claims import CLAIMS, NUMBER, JudgedClaim
+from attemper_lab.engine import render
 
 TEXT = "the dog chased the ball because it was fast ."
 WIDTHS = [40, 60, 80, 120]
@@ -85,18 +85,25 @@ def test_a_name_breaks_behind_its_dots():
     assert broken("no-dots-in-this-word here", 6) == "no-dots-in-this-word here"
 
 
+def shown(claim):
+    """The names of the numbers that a claim's line shows."""
+    return [name for name, _ in NUMBER.findall(claim.shown)]
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_else_is_printed_fits(width):
     verdicts = ("holds", "holds with a condition", "false", "not decided", "not run")
     judged = [
-        JudgedClaim(claim, verdicts[at % 5], {"a number of some length": 1.0}, "where " * 20, {"another": 2.0})
+        JudgedClaim(claim, verdicts[at % 5], dict.fromkeys(shown(claim), 1.0), "where " * 20, {"another": 2.0})
         for at, claim in enumerate(CLAIMS)
     ]
     card = Card("A question " * 9, "An answer " * 12, "1.0 " * 30)
     worked = experiment("worked")
     rows = worked.run()
     for what in (
-        lambda console: show.claims(judged, console),
+        lambda console: [show.line(one, console) for one in judged],
+        lambda console: show.closing(judged, console),
+        lambda console: [show.story(one, console) for one in judged],
         lambda console: show.cards([card] * 12, console),
         render.listing,
         lambda console: render.show(worked, rows, console),
@@ -132,7 +139,7 @@ def test_the_heads_of_a_scan_add_up(documents):
         else:
             first, of, *others = numbers
             assert of == heads == first + sum(others), line
-        assert all(one["scale"]["std_says"].startswith("The logit std is ") for one in document["layers"])
+        assert all(one["scale"]["std_message"].startswith("The logit std is ") for one in document["layers"])
         assert json.dumps(document)
 
 
@@ -149,7 +156,7 @@ def test_the_heads_of_a_scan_add_up(documents):
 def test_what_is_said_of_all_heads_is_a_sentence(documents, heads, found, line):
     document = {name: part for name, part in documents["bert"].items() if name not in ("token", "what_if")}
     document |= {"heads": document["heads"][:heads], "findings": []}
-    about = {"name": "peak", "fault": None, "level": "note", "title": "large logits", "says": "", "todo": ""}
+    about = {"name": "peak", "fault": None, "level": "note", "title": "large logits", "message": "", "advice": ""}
     for row in document["heads"][:found]:
         document["findings"].append({**about, "layer": row["layer"], "kind": row["kind"], "head": row["head"]})
     assert summed(document) == line

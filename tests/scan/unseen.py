@@ -54,6 +54,7 @@ class PackedWrongly(Attention):
 
     def __init__(self) -> None:
         super().__init__(causal)
+        del self.q, self.k, self.v
         self.packed = nn.Linear(WIDTH, 3 * WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:

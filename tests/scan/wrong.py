@@ -472,7 +472,7 @@ WRONG: dict[str, Callable[[], Case]] = {
         Model(Half(True), Half(False), Half(True)), faults=("masks_differ",), also=("future_leak",)
     ),
     "masks folded into heads wrongly": lambda: Case(
-        model(folded_wrongly), faults=("heads_differ",), also=("future_leak",)
+        model(folded_wrongly), faults=("heads_differ",), also=("future_leak", "batch_leak")
     ),
     "heads cut by view": lambda: Case(
         model(causal, Reshaped), faults=("heads_mixed",), also=("future_leak", "position_leak")

@@ -67,7 +67,7 @@ def attend(z: Tensor, value: Tensor, mask: Tensor | None, keep: Tensor) -> dict[
         "peak": peak.masked_fill(empty.squeeze(-1), -math.inf),
         "lse": lse.masked_fill(empty.squeeze(-1), -math.inf),
         "entropy": -(p * log_p).sum(-1),
-        "p2": p.square().sum(-1),
+        "sum_p2": p.square().sum(-1),
         "logits": z.detach().nan_to_num(neginf=0.0),
         "seen": seen,
     }
@@ -97,11 +97,11 @@ class AdditiveRounding:
             "peak": (p == p.amax(-1, keepdim=True)).double(),
             "lse": p,
             "entropy": p * (p.clamp(min=1e-300).log() + exact["entropy"].unsqueeze(-1)),
-            "p2": 2 * p * (p - exact["p2"].unsqueeze(-1)),
+            "sum_p2": 2 * p * (p - exact["sum_p2"].unsqueeze(-1)),
         }
         mass = {name: (slope.square() * self.z2).sum(-1).sqrt().max().item() for name, slope in slopes.items()}
         mass["entropy"] += math.log(1 + z.shape[-1])
-        mass["p2"] += 2 * exact["p2"].max().item() * math.sqrt(_levels(z.shape[-1]))
+        mass["sum_p2"] += 2 * exact["sum_p2"].max().item() * math.sqrt(_levels(z.shape[-1]))
         value = per_head(self.problem.value.detach(), self.problem.query)
         mass["output"] = ((p.square() * self.z2) @ value.square()).sqrt().max().item()
         return mass

@@ -8,7 +8,7 @@ import torch
 
 import attemper
 from attemper.kernels.contract import measuring_dtype
-from attemper.operation.checks import prepare
+from attemper.operation.call import prepare
 from cases import DTYPES
 from judge import SIGNS, _clear_winner, assert_within, gradients
 from scores.plain import AdditiveRounding, CosineRounding, additive_logits, attend, cosine_logits, kept, per_head

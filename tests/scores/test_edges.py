@@ -13,7 +13,7 @@ from close import ROUNDING, assert_float64, in_float64
 from judge import assert_as_exact
 from scores.plain import additive_logits, cosine_logits
 
-SIGNS = ("mean", "variance", "peak", "lse", "entropy", "p2")
+SIGNS = ("mean", "variance", "peak", "lse", "entropy", "sum_p2")
 
 
 def draw(*shape, dtype=torch.float32):

@@ -33,7 +33,7 @@ CASES = [
 
 @pytest.fixture(params=["whole", "cut"])
 def cut(request, monkeypatch):
-    """Small calls fit one tile and one cell; cut ones have several of each, with rests."""
+    """Whole, these calls fit one tile and one cell; cut, each takes several, and the last is partly filled."""
     if request.param == "cut":
         for machine in ("CPU", "GPU"):
             monkeypatch.setattr(tiles, f"{machine}_TILE", (1 << 9, 16))

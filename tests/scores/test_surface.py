@@ -9,10 +9,10 @@ import torch
 from torch.func import grad, jacrev, jvp, vmap
 
 import attemper
-from attemper.bench import memory
 from attemper.errors import InputError, KernelUnavailable
 from attemper.kernels.contract import Results, Upstream
-from attemper.operation.checks import prepare
+from attemper.operation.call import prepare
+from attemper_lab.bench import memory
 from close import assert_float64
 
 Q = torch.randn(2, 12, 5, 8)
@@ -31,12 +31,12 @@ FLAT = (
     "A cosine is at most 1, which is nearly flat after softmax: use scale=10.0, "
     "or torch.nn.Parameter(torch.tensor(10.0)) to learn it."
 )
-SHAPES = "`weight` must have shape (8,) for all heads or (12, 8) for each its own"
+SHAPES = "`weight` must have shape (8,), shared by all heads, or (12, 8), one per head"
 SCALE = "`scale` must be a finite number or a tensor; got"
 NO_VALUE = "`value` must be a torch.Tensor; got None. For signs alone pass value=key."
 ADDITIVE = [
-    ({"weight": torch.randn(9)}, f"{SHAPES}; got (9,). Use torch.randn(8) / 8**0.5 to begin with."),
-    ({"weight": torch.randn(5, 8)}, f"{SHAPES}; got (5, 8). Use torch.randn(8) / 8**0.5 to begin with."),
+    ({"weight": torch.randn(9)}, f"{SHAPES}; got (9,). Begin with torch.randn(8) / 8**0.5."),
+    ({"weight": torch.randn(5, 8)}, f"{SHAPES}; got (5, 8). Begin with torch.randn(8) / 8**0.5."),
     (
         {"weight": [1.0]},
         "`weight` must be a torch.Tensor; got list. Use torch.nn.Parameter(torch.randn(8) / 8**0.5) to learn it.",
@@ -90,7 +90,7 @@ def loss(query, key, value, number, function=attemper.additive_attention, **opti
         output, vitals = function(query, key, value, scale=number, **options)
     else:
         output, vitals = function(query, key, value, number, **options)
-    signs = [getattr(vitals, name).sum() for name in ("mean", "variance", "peak", "lse", "entropy", "p2")]
+    signs = [getattr(vitals, name).sum() for name in ("mean", "variance", "peak", "lse", "entropy", "sum_p2")]
     return output.square().sum() + sum(signs)
 
 
@@ -215,7 +215,7 @@ def test_autocast_lowers_the_inputs_as_attention_does(function, number):
 
 PROBE = """
 import sys, torch, attemper
-from attemper import _memory as memory
+from attemper_lab import memory
 
 def call(length, dim):
     q, k, v, w = (torch.randn(s, requires_grad=True) for s in ((length, dim), (length, dim), (length, dim), (dim,)))
@@ -239,7 +239,7 @@ def peaks(dim: int, *lengths: int) -> list[list[int]]:
     return [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark can only be reset on Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 @linux

@@ -1,7 +1,6 @@
 """What bad input gets: one exact sentence per check (sentences.json), that names the argument, the rule and the next step."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 import attemper
 from attemper.errors import AttemperError, InputError, KernelUnavailable
 from attemper.kernels import KERNELS, choose
-from attemper.kernels.contract import Request, Serves
+from attemper.kernels.contract import Capabilities, Request
 from snapshots import Sentences, assert_told
 
 KEPT = Sentences("surface")
@@ -92,6 +91,20 @@ SENTENCES = {
     "softcap too large": {"softcap": 1e39},
     "dropout tensor": {"dropout": torch.tensor([0.1, 0.2])},
     "sparse": {"key": torch.zeros(2, 12, 5, 8).to_sparse()},
+    "documents kind": {"documents": [0, 5]},
+    "documents dtype": {"documents": torch.tensor([0.0, 5.0])},
+    "documents device": {"documents": torch.empty(2, dtype=torch.int64, device="meta")},
+    "documents shape": {"documents": torch.zeros(3, 2, dtype=torch.int64)},
+    "documents empty": {"documents": torch.zeros(0, dtype=torch.int64)},
+    "documents three": {"documents": (torch.tensor([0, 5]),) * 3},
+    "documents of keys": {"documents": (torch.tensor([0, 5]), torch.tensor([0, 2, 5]))},
+    "documents numbers": {"documents": torch.tensor([0, 2, 1, 3, 4, 6])},
+    "documents numbers of keys": {"documents": (torch.tensor([0, 5]), torch.tensor([1, 5]))},
+    "documents and causal bias": {"documents": torch.tensor([0, 5]), "mask": causal_upper_left(5, 5)},
+    "sink kind": {"sink": 0.0},
+    "sink dtype": {"sink": torch.zeros(12, dtype=torch.int64)},
+    "sink shape": {"sink": torch.zeros(5)},
+    "sink device": {"sink": torch.empty(12, device="meta")},
     "kernel kind": {"kernel": ["x"]},
     "kernel": {"kernel": "blockwize"},
 }
@@ -194,10 +207,10 @@ def test_meta_tensors_give_shapes():
     assert vitals.entropy.shape == Q.shape[:3]
 
 
-NARROW = Serves(
+NARROW = Capabilities(
     devices=("cuda",),
     additive=False,
-    unless=lambda request: "serves lengths up to 1000" if request.keys > 1000 else None,
+    unavailable_reason=lambda request: "serves lengths up to 1000" if request.keys > 1000 else None,
 )
 PLAIN = Request(device="cuda", dtype=torch.float16, rows=128, keys=128, head_dim=64, value_dim=64)
 REFUSALS = {
@@ -212,15 +225,15 @@ def test_a_named_kernel_runs_or_says_why(monkeypatch, clause, change):
     monkeypatch.setitem(KERNELS, "narrow", NARROW)
     assert choose("attention", PLAIN, "narrow") == "narrow"
     with pytest.raises(KernelUnavailable) as error:
-        choose("attention", replace(PLAIN, **change), "narrow")
+        choose("attention", PLAIN._replace(**change), "narrow")
     assert str(error.value) == f"attention(): kernel='narrow' {clause}. Change the inputs or use kernel='auto'."
 
 
 def test_auto_takes_the_first_that_serves(monkeypatch):
-    three = {"narrow": NARROW, "blockwise": Serves(), "reference": Serves()}
+    three = {"narrow": NARROW, "blockwise": Capabilities(), "reference": Capabilities()}
     monkeypatch.setattr(attemper.kernels, "KERNELS", three)
     assert choose("attention", PLAIN, "auto") == "narrow"
-    assert choose("attention", replace(PLAIN, keys=1001), "auto") == "blockwise"
+    assert choose("attention", PLAIN._replace(keys=1001), "auto") == "blockwise"
     choices = attemper.kernels.why(Q, Q, Q)
     assert str(choices) == (
         "narrow     not taken: needs cuda tensors; got cpu\n"

@@ -79,7 +79,7 @@ def test_an_unknown_name_is_an_attribute_error():
         attemper.atention  # noqa: B018
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 def test_names_do_not_depend_on_what_is_read_first():
     # names of one home load the same module: one of them comes first, and each that a module has too
     homes = attemper._HOMES
@@ -89,9 +89,10 @@ def test_names_do_not_depend_on_what_is_read_first():
         "\nattemper.".join(["import attemper", name, *(one for one in homes if homes[one] == homes[name])]) + USE
         for name in dict.fromkeys([*firsts, *modules])
     ]
+    extension = [f"extension.{path.stem}" for path in Path(attemper.__file__).parent.glob("extension/[a-z]*.py")]
     blocks += [
         f"import attemper.{module}\nimport attemper{USE}"
-        for module in ("attention", "kernels", "vitals", "operation.ops", "watch", "watch.record")
+        for module in ("attention", "kernels", "vitals", "operation.ops", "watch", "watch.record", *extension)
     ]
     blocks += [f"from attemper import {name}\nimport attemper{USE}" for name in ("attention", "sdpa", "kernels")]
     blocks += [f"from attemper import {name}\nimport attemper.{name}{USE}" for name in ("attention", "watch")]

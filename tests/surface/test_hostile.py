@@ -19,7 +19,7 @@ from attemper.cli.stopping import Stopped, Stopping
 from attemper.errors import InputError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "hostile.py"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and devices as Linux has them")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 def test_no_command_ends_in_a_traceback_or_a_hang(tmp_path):
@@ -66,7 +66,7 @@ def test_of_two_runs_that_write_one_new_file_the_second_says_so(force, tmp_path)
         _files.save(path, b"whole")
         assert path.read_bytes() == b"whole"
         return
-    with pytest.raises(InputError, match=r"was written by another program while this one worked.*with --force"):
+    with pytest.raises(InputError, match=r"another program wrote .* while this one worked.*with --force"):
         _files.save(path, b"whole")
     assert path.read_text() == "of another run"
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
@@ -120,14 +120,14 @@ def test_a_second_signal_leaves_at_once(monkeypatch):
     """One key press may arrive twice; another after a second is meant."""
     left, now = [], [0.0]
     monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
-    monkeypatch.setattr(Stopping, "_leave", lambda self, why: left.append(why))
+    monkeypatch.setattr(Stopping, "_exit", lambda self, why: left.append(why))
     with Stopping():
         with pytest.raises(Stopped):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         time.sleep(0.1)
         assert left == []
-        now[0], deadline = 1.1 * stopping.AGAIN, time.monotonic() + 60
+        now[0], deadline = 1.1 * stopping.SECOND_AFTER, time.monotonic() + 60
         while not left and time.monotonic() < deadline:
             signal.raise_signal(signal.SIGTERM)
             time.sleep(0.05)

@@ -13,6 +13,7 @@ FOUND = {  # what users read, and do not make
     "Vitals",  # takes signs by name, and says which it knows
 }
 HOT = {"attention", "measure", "sdpa"}  # a wrapper costs 6 % of a small call; Python 3.13 names the nearest by itself
+PLAIN = {"page", "register_attention"}  # they have no options
 PUBLIC = {
     name: called
     for module, names in (
@@ -23,7 +24,7 @@ PUBLIC = {
         (health, ["check"]),
     )
     for name in sorted(names)
-    if callable(called := getattr(module, name)) and name not in FOUND | HOT and name != "page"  # it has no options
+    if callable(called := getattr(module, name)) and name not in FOUND | HOT | PLAIN
 }
 
 

@@ -98,10 +98,10 @@ def passed(module: nn.Module, inputs: Any, backward: bool = True) -> list[Any]:
     outputs = [one for one in floats(called(module, inputs)) if one.is_floating_point()]
     assert outputs, "no tensor in the output"
     if backward:
-        sum(one.square().sum() for one in outputs if one.requires_grad).backward()
-    found: list[Any] = [one.detach().clone() for one in outputs]
-    found += [None if one.grad is None else one.grad.clone() for one in module.parameters()]
-    found += [one.to_dense().clone() for one in module.buffers()]
+        sum(output.square().sum() for output in outputs if output.requires_grad).backward()
+    found: list[Any] = [output.detach().clone() for output in outputs]
+    found += [None if parameter.grad is None else parameter.grad.clone() for parameter in module.parameters()]
+    found += [buffer.to_dense().clone() for buffer in module.buffers()]
     return [*found, torch.get_rng_state(), numpy.random.get_state()[1].tolist(), random.getstate()]
 
 
@@ -139,7 +139,7 @@ def _watch(model: Model, plain: list[list[Any]], result: Result) -> attemper.Rec
     records = []
     for options in ({}, {"full": True}, {"gradients": True}):
         module, inputs = made(model)
-        shown = ", ".join(options) or "light"
+        shown = ", ".join(options) or "intercepted"
         try:
             with attemper.watch(module, passes="all", **options) as watch:
                 for number in range(2):
@@ -156,7 +156,7 @@ def _watch(model: Model, plain: list[list[Any]], result: Result) -> attemper.Rec
     if len(records) == 3:
         first, second = (record.to_dicts() for record in records[:2])
         if repr(first) != repr(second):
-            result.failures.append("the records of light and of full passes differ")
+            result.failures.append("the records of intercepted and of full passes differ")
     result.failures += _evaluated(model)
     return records[0] if records else None
 
@@ -252,7 +252,7 @@ def _wrong(title: str, rows: list[dict[str, Any]], head: Head) -> Iterator[str]:
         found = (
             max(parts) if sign == "peak" else sum(v * row["rows"] for v, row in zip(parts, rows, strict=True)) / count
         )
-        term = 1.0 if sign == "p2" else size * size if sign == "variance" else size
+        term = 1.0 if sign == "sum_p2" else size * size if sign == "variance" else size
         if found != in_float32(head.sign(sign), head.keys * head.rows, term, head.size):
             yield f"{title}: {sign} {found:.6g} for {head.sign(sign):.6g}"
 
@@ -304,7 +304,7 @@ def _clip(model: Model, record: attemper.Record, logged: Any, result: Result) ->
         except Exception as error:
             result.failures.append(f"{name}: clip: {type(error).__name__}: {_line(error)}")
             continue
-        reasons |= {one.reason for one in done[0].skipped}
+        reasons |= {skipped_head.reason for skipped_head in done[0].skipped}
         result.failures += _without_effect(model, name, kind, done[0], peaks, record.layers, logged, after, result)
     result.remarks += sorted(reasons)[:2]
 
@@ -322,8 +322,8 @@ def _without_effect(
 ) -> Iterator[str]:
     """Heads that were said to be clipped, and were not; others that changed; those above tau of which nothing was said."""
     clipped = {one.head: one for one in clip.heads}
-    whole = any(one.head is None for one in clip.skipped)
-    refused = set(peaks) if whole else {one.head for one in clip.skipped}
+    whole = any(skipped_head.head is None for skipped_head in clip.skipped)
+    refused = set(peaks) if whole else {skipped_head.head for skipped_head in clip.skipped}
     result.clipped += len(clipped)
     result.refused += len(refused - set(clipped))
     before, now = (by_layer(calls, layers)[0] for calls in (logged, after))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 HIDES = -9000.0  # a logit as low as this is that of a hidden key: the models here have none between -1000 and -1e4
-SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "p2")
+SIGNS = ("visible", "mean", "variance", "peak", "lse", "entropy", "sum_p2")
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Head:
             "peak": logits.amax(-1),
             "lse": lse,
             "entropy": -torch.special.xlogy(weights, weights).sum(-1),
-            "p2": weights.square().sum(-1),
+            "sum_p2": weights.square().sum(-1),
         }
         self.rows += len(logits)
         self.keys = max(self.keys, logits.shape[-1])

@@ -33,8 +33,8 @@ def test_qk_norm_keeps_the_size_of_each_heads_logits(name):
     new = set(model.state_dict()) - known
     assert len(added) == len(new) == 2
     assert all(name.endswith(("q_norm.gain", "k_norm.gain")) for name in new)
-    assert {id(one) for one in added} <= {id(one) for one in model.parameters()}
-    # behind a norm, larger weights change nothing: that is what it is for
+    assert {id(one) for one in added} <= {id(parameter) for parameter in model.parameters()}
+    # larger weights before a norm change nothing, which is its purpose
     with torch.no_grad():
         for part in weights:
             model.get_parameter(part.parameter).mul_(100)
@@ -57,7 +57,7 @@ def test_qk_norm_is_clipped_by_its_gain_and_survives_a_copy():
 
 
 def test_the_clip_knows_of_a_norm_that_was_added_between_two_watches():
-    """What was found and learned before holds no longer."""
+    """Projections and passes that were learned before no longer hold."""
     model, inputs = made(PER_HEAD["llama, grouped keys"])
     attemper.projections(model, inputs)
     place, _ = first(watched(model, inputs))
@@ -68,7 +68,7 @@ def test_the_clip_knows_of_a_norm_that_was_added_between_two_watches():
     tau = middle(peaks)
     attemper.qk_clip(model, record, tau)
     assert first(watched(model, inputs))[1].tolist() == [in_float64(x) for x in peaks.clamp(max=tau).tolist()]
-    with pytest.raises(InputError, match="this model has QK-norm already and needs no other"):
+    with pytest.raises(InputError, match="the model already has QK-norm"):
         attemper.add_qk_norm(model, inputs)
 
 
@@ -100,7 +100,7 @@ def test_where_nothing_can_be_added(add):
 
 def test_qk_norm_once_and_not_for_shared_keys():
     model, inputs = made(PER_HEAD["deepseek_v3"])
-    with pytest.raises(InputError, match="cannot be added behind a projection"):
+    with pytest.raises(InputError, match="no output to normalise"):
         attemper.add_qk_norm(model, inputs)
     model, inputs = made(PER_HEAD["llama"])
     attemper.add_qk_norm(model, inputs)
@@ -125,8 +125,8 @@ def test_rates_are_those_of_a_group_with_another_rate(name, kind):
                 weight.mul_(torch.where(part.owner >= 0, part.owner + 2.0, 1.0).view(shape).double())
     model(**inputs)[0].square().sum().backward()
     plain = copy.deepcopy(model)
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        one.grad = other.grad
+    for copied, parameter in zip(plain.parameters(), model.parameters(), strict=True):
+        copied.grad = parameter.grad
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     kind(plain.parameters(), lr=1e-3).step()
     optimizer.step()
@@ -151,17 +151,17 @@ def test_rates_keep_the_bits_of_everything_else():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(**inputs)[0].square().sum().backward()
     plain = copy.deepcopy(model)
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        one.grad = other.grad
+    for copied, parameter in zip(plain.parameters(), model.parameters(), strict=True):
+        copied.grad = parameter.grad
     torch.optim.AdamW(plain.parameters(), lr=1e-3).step()
     with attemper.scale_rates(optimizer, model):
         optimizer.step()  # nothing has grown yet: a step with the rate that was set
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for copied, parameter in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(copied, parameter)
 
 
 def test_a_head_that_grows_learns_more_slowly():
-    """Without it, logits grow faster as both sides grow; with it, not."""
+    """At a fixed rate logits grow faster and faster as both sides grow; at scaled rates they do not."""
 
     def grown(scaled):
         torch.manual_seed(0)

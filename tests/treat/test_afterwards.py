@@ -47,8 +47,8 @@ class Language(nn.Module):
 def optimizers_of(model, kind, rate):
     if kind != "Muon":
         return [getattr(torch.optim, kind)(model.parameters(), lr=rate)]
-    matrices = [one for one in model.layers.parameters() if one.dim() == 2]
-    rest = [one for one in model.parameters() if all(one is not other for other in matrices)]
+    matrices = [parameter for parameter in model.layers.parameters() if parameter.dim() == 2]
+    rest = [parameter for parameter in model.parameters() if all(parameter is not other for other in matrices)]
     return [torch.optim.Muon(matrices, lr=rate), torch.optim.Adam(rest, lr=0.01)]
 
 
@@ -134,7 +134,7 @@ class Master(Plain):
 
     def __init__(self):
         super().__init__()
-        self.masters = [one.detach().clone() for one in self.parameters()]
+        self.masters = [parameter.detach().clone() for parameter in self.parameters()]
 
     def clipped(self):
         with torch.no_grad():
@@ -166,7 +166,7 @@ def built(kind):
     """A model whose projections are known, and the largest logits of its heads."""
     torch.manual_seed(3)
     model = kind().double()
-    model.masters = [one.detach().clone() for one in model.parameters()]
+    model.masters = [parameter.detach().clone() for parameter in model.parameters()]
     attemper.projections(model, tokens_of())
     with torch.no_grad(), attemper.watch(model) as watch:
         model(tokens_of())
@@ -198,8 +198,8 @@ def test_a_clip_without_effect_is_named_at_the_next_step(kind, rate):
     assert {one.head for one in once} >= heads
     assert not once.skipped
     for clip in later:
-        assert {one.head for one in clip.skipped} >= heads
-        assert all("its largest logit did not fall" in one.reason for one in clip.skipped)
+        assert {skipped_head.head for skipped_head in clip.skipped} >= heads
+        assert all("its largest logit did not fall" in skipped_head.reason for skipped_head in clip.skipped)
         assert not {one.head for one in clip} & heads
     if kind is Master:  # the others are seen by a derivative now
         attemper.projections(model, tokens_of())
@@ -211,7 +211,7 @@ def test_a_small_clip_without_effect_does_not_take_the_weights_away():
     highest = peaks.index(max(peaks))
     before = model.q.weight.detach().norm()
     clips = clips_of(model, max(peaks) / 1.3, 20)
-    named = [highest in {one.head for one in clip.skipped} for clip in clips]
+    named = [highest in {skipped_head.head for skipped_head in clip.skipped} for clip in clips]
     assert 1 < named.index(True) < 6
     assert all(named[named.index(True) :])
     assert not any(highest in {one.head for one in clip} for clip in clips[named.index(True) :])
@@ -242,7 +242,7 @@ def test_a_monitor_names_it_once(caplog):
             model(tokens_of()).sum().backward()
             watching.step()
             model.clipped()
-    said = [one.message for one in caplog.records if "was not clipped" in one.message]
+    said = [record.message for record in caplog.records if "was not clipped" in record.message]
     assert len(said) == 1
     assert "at step 1: it was clipped before" in said[0]
     assert seen[0]["attemper/clipped"] == HEADS > seen[4]["attemper/clipped"]
@@ -268,7 +268,7 @@ def test_a_model_that_changes_ends_the_clip_and_not_the_training(caplog):
             model.heads = HEADS if step < 2 else 2
             model(tokens_of()).sum().backward()
             watching.step()
-    said = [one.message for one in caplog.records if "no head is clipped" in one.message]
+    said = [record.message for record in caplog.records if "no head is clipped" in record.message]
     assert len(said) == 1
     assert "from step 2 on" in said[0]
     assert "the record has 2 heads in '', and the model's projections have 4" in said[0]

@@ -34,7 +34,7 @@ def test_masters_of_half_weights_are_scaled_and_rounded_once(llama):
     model, _, record, tau = llama
     exact = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
     half = copy.deepcopy(model).bfloat16()
-    attemper.treat.finder._found[half] = attemper.treat.found_before(model)
+    attemper.treat.finder._found[half] = attemper.treat.last_projections(model)
     # one keeps masters in its state, the other in its groups
     in_state = torch.optim.SGD(half.parameters(), lr=0.1)
     for name, parameter in half.named_parameters():
@@ -43,7 +43,7 @@ def test_masters_of_half_weights_are_scaled_and_rounded_once(llama):
     in_groups = torch.optim.SGD(masters.values(), lr=0.1)
     for optimizer in (in_state, in_groups):
         other = copy.deepcopy(half)
-        attemper.treat.finder._found[other] = attemper.treat.found_before(model)
+        attemper.treat.finder._found[other] = attemper.treat.last_projections(model)
         mapping = dict(zip(half.parameters(), other.parameters(), strict=True))
         if optimizer is in_state:
             optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
@@ -114,7 +114,7 @@ def test_frozen_weights_are_left_alone(llama):
     before = {name: parameter.clone() for name, parameter in model.state_dict().items()}
     clip = attemper.qk_clip(model, record, tau)
     assert len(clip) == 0
-    assert [one.reason for one in clip.skipped] == [
+    assert [skipped_head.reason for skipped_head in clip.skipped] == [
         f"{NAME} is frozen (requires_grad=False), so that its rows are not scaled"
     ]
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.state_dict().items())

@@ -313,7 +313,7 @@ def test_the_gain_behind_a_norm_is_scaled_and_nothing_before_it(kind, way):
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_would_have_no_effect_is_refused_and_named(kind, way):
     if kind is SeveralLayers and way == "in training":
-        pytest.skip("a layer's own graph holds the earlier one there")
+        pytest.skip("does not apply: a layer's own graph holds the earlier one there")
     model, x = built(kind)
     found_by(way, model, x)
     before = {name: one.clone() for name, one in model.state_dict().items()}

@@ -144,7 +144,7 @@ def test_scores_that_overflowed_are_left_alone(size):
     before = model.self_attn.in_proj_weight.clone()
     found = attemper.qk_clip(model, peaks(size, 5.0), 1.0)
     assert [(one.head, one.factor) for one in found] == [(1, 0.2)]
-    assert [one.head for one in found.skipped] == [0]
+    assert [skipped_head.head for skipped_head in found.skipped] == [0]
     assert "the scores overflowed, which no factor undoes" in str(found)
     assert torch.equal(before[:8], model.self_attn.in_proj_weight[:8])
     assert model.self_attn.in_proj_weight.isfinite().all()

@@ -11,7 +11,7 @@ from torch import nn
 
 import attemper
 from close import assert_float64, in_float64
-from treat.architectures import OTHER, PER_HEAD, SMALL
+from treat.architectures import PER_HEAD, SMALL
 from treat.clipping import made
 
 
@@ -199,17 +199,6 @@ def test_two_hugging_face_models_at_once_are_an_error():
     with attemper.floor(second) as floored:  # one after the other is fine
         second(input_ids=torch.randint(3, 60, (1, 12)), labels=torch.randint(3, 60, (1, 12))).loss.backward()
     assert floored.calls == 1
-
-
-def test_sinks_are_refused_with_another_treatment():
-    """gpt-oss gives the logits of its sinks to attention functions, as s_aux."""
-    model, _ = made(OTHER["gpt_oss"])
-    query = torch.randn(1, 2, 5, 8)
-    with attemper.floor(model):
-        attend = transformers.AttentionInterface._global_mapping["attemper"]
-        sentence = r"^floor\(\) cannot compute Linear with attention sinks .* Use attemper\.qk_clip\(\)"
-        with pytest.raises(attemper.errors.InputError, match=sentence):
-            attend(nn.Linear(2, 2), query, query, query, None, s_aux=torch.zeros(2))
 
 
 def test_the_defaults_are_those_that_the_page_measures():

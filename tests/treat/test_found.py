@@ -38,8 +38,8 @@ def test_layers_of_one_class_that_are_wired_differently():
     model = nn.Sequential(Layer(), Layer(), Layer(crossed=True), Layer())
     found = attemper.projections(model, torch.randn(1, 5, WIDTH))
     sides = [{part.parameter: part.side for part in layer.parts} for layer in found.values()]
-    assert [side[f"{place}.a.weight"] for place, side in enumerate(sides)] == ["q", "q", "k", "q"]
-    assert [side[f"{place}.b.bias"] for place, side in enumerate(sides)] == ["k", "k", "q", "k"]
+    assert [side[f"{index}.a.weight"] for index, side in enumerate(sides)] == ["q", "q", "k", "q"]
+    assert [side[f"{index}.b.bias"] for index, side in enumerate(sides)] == ["k", "k", "q", "k"]
 
 
 def test_it_prints_a_line_per_layer():
@@ -75,7 +75,7 @@ class Cosine(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Heads that are mixed after their projection: no row serves one of them."""
+    """Heads are mixed after their projection, so no row belongs to a single head."""
 
     def __init__(self):
         super().__init__()
@@ -154,7 +154,7 @@ def test_heads_that_are_mixed_are_scaled_by_the_mixture():
 
 @pytest.mark.parametrize("way", ["plain", "checkpoint", "autocast"])
 def test_found_in_a_training_step_by_an_examiner(way):
-    """As a callback does it: no pass of its own, in training mode, and the gradients of the step are the same to the bit."""
+    """As a callback does it: in training mode, without an extra pass, and without changing a bit of the gradients."""
     model, inputs = made(small(transformers.LlamaForCausalLM, transformers.LlamaConfig, keys=2, num_hidden_layers=2))
     model = model.float().train()
     expected = attemper.projections(model, inputs)
@@ -170,19 +170,19 @@ def test_found_in_a_training_step_by_an_examiner(way):
         return found
 
     gradients = step()
-    examiners = []  # read at every pass: once it has found them, the finder can be taken out
+    examiners = []  # read at every pass, so the finder can be taken out once it is done
     finder = attemper.treat.Finder(model)
     with finder, attemper.watch(model, examiners=examiners) as watch:
         examiners.append(finder)
         with torch.no_grad():
             model(**inputs)  # evaluation shows no graph, and is not searched
-        for place, (one, other) in enumerate(zip(step(), gradients, strict=True)):
-            assert one is other is None or torch.equal(one, other), place
+        for index, (searched, plain) in enumerate(zip(step(), gradients, strict=True)):
+            assert searched is plain is None or torch.equal(searched, plain), index
         watch.step()
         examiners.clear()
         step()
     assert str(finder.projections) == str(expected)
-    assert attemper.treat.found_before(model) is finder.projections
+    assert attemper.treat.last_projections(model) is finder.projections
     assert len(watch.record.steps) == 2
 
 
@@ -204,7 +204,7 @@ SAME = ["llama, biased", "gpt2", "deepseek_v3", "olmo2", "falcon, new", "odd"]
     "name", [*SAME, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ALL if one not in SAME)]
 )
 def test_the_same_in_every_dtype_and_at_initialisation(name):
-    """Biases are 0 there, gains 1, and half precision rounds: what makes a head does not depend on it."""
+    """At initialisation biases are 0 and gains 1, and half precision rounds; the rows of a head stay the same."""
     model, inputs = made(ALL[name])
     expected = str(attemper.projections(model, inputs)).replace(" (cross)", "")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -252,7 +252,7 @@ def test_a_wrapped_model_and_the_model_inside_have_the_same_names():
     model, inputs = made(PER_HEAD["llama"])
     found = attemper.projections(Wrapper(model), inputs)
     assert list(found) == [("layers.0.self_attn", "self")]
-    assert attemper.treat.found_before(model) is found
+    assert attemper.treat.last_projections(model) is found
 
 
 def test_named_projections_clip_alike():

@@ -63,21 +63,21 @@ def test_each_head_by_itself(name):
     assert [one.factor for one in here] == [tau / one.before for one in here]
     assert [one.before for one in here] == peaks[above].tolist()
     assert not clip.skipped
-    assert attemper.treat.found_before(model)[place].how == "per head"
-    touched = {one.parameter for found in clip for one in _rows(model, found)}
+    assert attemper.treat.last_projections(model)[place].how == "per head"
+    touched = {row.parameter for found in clip for row in _rows(model, found)}
     for parameter, now in model.state_dict().items():
         if parameter not in touched:
             assert torch.equal(now, before[parameter]), parameter
 
 
 def _rows(model, one):
-    return attemper.treat.found_before(model)[one.layer, one.kind].of_head(one.head)
+    return attemper.treat.last_projections(model)[one.layer, one.kind].of_head(one.head)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gpt_neox", "deepseek_v3", "olmo2", "odd"])
 def test_rows_of_other_heads_keep_their_bits(name):
     model, place, _peaks, _tau, clip, _, before = clipped(PER_HEAD[name])
-    layer = attemper.treat.found_before(model)[place]
+    layer = attemper.treat.last_projections(model)[place]
     changed = {one.head for one in clip if (one.layer, one.kind) == place}
     kept = set(range(layer.heads)) - changed
     assert changed
@@ -108,7 +108,7 @@ def test_one_gain_for_all_heads(name):
     assert after.tolist() == expected
     assert {one.how for one in clip if one.layer == place[0]} == {"by layer"}
     assert [one.head for one in clip if one.layer == place[0]] == list(range(len(peaks)))
-    assert "one gain serves all heads" in str(attemper.treat.found_before(model))
+    assert "one gain serves all heads" in str(attemper.treat.last_projections(model))
 
 
 def test_a_gain_of_1_plus_w():
@@ -161,7 +161,9 @@ def test_a_softcap_that_is_reached_hides_the_scores():
     before = model.layers[0].self_attn.q_proj.weight.clone()
     clip = attemper.qk_clip(model, watched(model, inputs), 100.0)
     assert len(clip) == 0
-    assert [(one.head, "softcap of 50" in one.reason) for one in clip.skipped] == [(None, True)]
+    assert [(skipped_head.head, "softcap of 50" in skipped_head.reason) for skipped_head in clip.skipped] == [
+        (None, True)
+    ]
     assert torch.equal(before, model.layers[0].self_attn.q_proj.weight)
 
 
@@ -190,7 +192,7 @@ def test_a_sink_is_no_score(shifts):
         q, k, _ = model.qkv(inputs["x"]).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
     scores = (q @ k.mT / 2).amax((0, 2, 3))  # by hand
     place, peaks = first(watched(model, inputs))
-    assert peaks.tolist() == [in_float64(float(one), size=2e3) for one in scores]
+    assert peaks.tolist() == [in_float64(float(score), size=2e3) for score in scores]
     assert not found[place].biased
     tau = middle(scores)
     clip = attemper.qk_clip(model, watched(model, inputs), tau)

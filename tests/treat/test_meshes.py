@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from attemper.watch.endings import EXCHANGED
+from attemper.watch.observer import EXCHANGED
 from attemper.watch.record import ranks
 
 import sys
@@ -93,7 +93,7 @@ else:
     exchanged = EXCHANGED.format(layer="0", op="_c10d_functional::all_reduce", calls="")
     expected = [ranks.TENSOR] if case == "heads" else [ranks.PART.format(size=2, world=4), exchanged]
     assert said == expected, said
-    assert all(facts.local for facts in record.facts.values())
+    assert all(info.local for info in record.info.values())
     first = HEADS // 2 * (rank % 2)
     same(record, whole.filter(heads=list(range(first, first + HEADS // 2))))
     named = attemper.Projections.named(module, heads=HEADS, q="*.q.*", k="*.k.*")

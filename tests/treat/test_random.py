@@ -118,7 +118,9 @@ def test_ten_thousand_heads(dtype):
                 assert told.get((layer.layer, head), 1.0) == gamma
             for head, peak in enumerate(peaks):
                 if math.isnan(peak) or peak == math.inf:
-                    assert any((one.layer, one.head) == (layer.layer, head) for one in clip.skipped)
+                    assert any(
+                        (skipped_head.layer, skipped_head.head) == (layer.layer, head) for skipped_head in clip.skipped
+                    )
             if dtype == torch.float64:
                 check_rows(layer, gammas, alpha, shared, begin, model.state_dict())
         heads += sum(map(len, sizes))

@@ -23,8 +23,10 @@ SINCE = {"bert": (5, 0), "t5": (5, 20)}
 T5_ON_SDPA = (5, 15)
 HIDDEN = -1e4  # the logit of a hidden key is below
 HERE = Version(transformers.__version__).release[:2]
-SWITCHABLE = pytest.mark.skipif(HERE < versions.SWITCHABLE, reason="models cannot be switched")
-SUPPORTED = pytest.mark.skipif(OLDEST["transformers"] > HERE, reason="this version is not supported")
+SWITCHABLE = pytest.mark.skipif(HERE < versions.SWITCHABLE, reason="needs transformers 4.54")
+SUPPORTED = pytest.mark.skipif(
+    OLDEST["transformers"] > HERE, reason="needs a transformers that is supported: make transformers"
+)
 pytestmark = pytest.mark.filterwarnings("default")  # of old versions on a new torch
 
 
@@ -51,7 +53,7 @@ def table():
 @pytest.mark.parametrize("name", MODELS)
 def test_a_watch_changes_nothing_and_measures_the_logits(name, implementation):
     if implementation == "sdpa" and name == "t5" and HERE < T5_ON_SDPA:
-        pytest.skip("there is no such T5")
+        pytest.skip("does not apply: there is no such T5 in this transformers")
     subject, eager, before = as_implemented(name, implementation), as_implemented(name, "eager"), table()
     with torch.no_grad():
         with softmax_inputs() as found:
@@ -77,7 +79,7 @@ def test_a_watch_changes_nothing_and_measures_the_logits(name, implementation):
             assert entry.summary.rows.tolist() == [rows.shape[1]] * HEADS
             assert ((entry.summary.peak - rows.amax((1, 2))).abs() <= limit).all()
             assert ((entry.summary.entropy - entropy).abs() <= limit * (1 + entropy)).all()
-    declared = {facts.implementation for facts in watch.record.facts.values()}
+    declared = {info.implementation for info in watch.record.info.values()}
     assert declared <= {implementation, None}
 
 
@@ -120,10 +122,25 @@ def test_attention_is_replaced_and_the_model_left_as_it_was(name):
         instruments.remove()
         assert torch.equal(subject.run(), expected)
     assert subject.model.config._attn_implementation == before
-    assert {facts.route for facts in watch.record.facts.values()} == {"replaced"}
+    assert {info.route for info in watch.record.info.values()} == {"replaced"}
     assert second.record.layers == watch.record.layers
     for found in (output, instrumented):
         assert_as_exact("output", found, [expected], exact)
+
+
+@SWITCHABLE
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_made_with_attempers_attention(name):
+    if SINCE.get(name, HERE) > HERE:
+        pytest.skip("does not apply: its attention is not taken from the interface")
+    subject, named = make(name), as_implemented(name, attemper.integrations.register_attention())
+    with torch.no_grad():
+        expected, exact = subject.run(), in_float64(subject).run()
+        with attemper.watch(named.model) as watch:
+            found = named.run()
+    assert {info.route for info in watch.record.info.values()} == {"attemper"}
+    keep = slice(None) if subject.keep is None or subject.targets is not None else subject.keep
+    assert_as_exact("output", found[keep], [expected[keep]], exact[keep])
 
 
 @SWITCHABLE
@@ -135,9 +152,15 @@ def test_a_floor_adds_its_gradient():
 
 
 @SUPPORTED
-@pytest.mark.skipif(HERE >= versions.SWITCHABLE, reason="models can be switched")
+@pytest.mark.skipif(HERE >= versions.SWITCHABLE, reason="needs a transformers older than 4.54: make transformers")
 @pytest.mark.parametrize(
-    "use", [attemper.floor, attemper.instrument, lambda model: attemper.watch(model, replace=True)]
+    "use",
+    [
+        attemper.floor,
+        attemper.instrument,
+        lambda model: attemper.watch(model, replace=True),
+        lambda model: attemper.integrations.register_attention(),
+    ],
 )
 def test_where_models_cannot_be_switched_a_sentence_says_so(use):
     says = pytest.raises(InputError, match=r"needs transformers 4\.54 or newer.* is installed\. Type pip install -U")
@@ -151,7 +174,7 @@ def test_a_model_of_torch_is_scanned_beside_any_version():
     assert found["verdict"]["judged"]
 
 
-@pytest.mark.skipif(OLDEST["transformers"] <= HERE, reason="this version is supported")
+@pytest.mark.skipif(OLDEST["transformers"] <= HERE, reason="needs a transformers that is too old: make transformers")
 def test_of_an_older_version_a_sentence_says_so(tmp_path):
     with pytest.raises(InputError, match=r"needs transformers 4\.48 or newer; .* is installed. Type pip install -U"):
         attemper.scan(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 
 from attemper.watch.attach.attachment import attachment
-from attemper.watch.attach.light import Interception
+from attemper.watch.attach.intercept import Interception
 
 
 @pytest.fixture(autouse=True)
@@ -14,13 +14,13 @@ def no_round_before(monkeypatch):
 
 @pytest.fixture
 def kinds(monkeypatch):
-    """How each pass was followed: "full", "light", or "converted" from light to full."""
+    """How each pass was followed: "full", "intercepted", or "converted" from intercepted to full."""
     found = []
     end = Interception.end
 
     def ended(self, current, complete):
-        light = current.begun_light is not None
-        found.append("full" if not light else "converted" if current.light is None else "light")
+        intercepted = current.begun_intercepted is not None
+        found.append("full" if not intercepted else "converted" if current.intercepted is None else "intercepted")
         end(self, current, complete)
 
     monkeypatch.setattr(Interception, "end", ended)

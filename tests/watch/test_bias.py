@@ -116,12 +116,12 @@ def test_the_largest_score_without_it(form, bias, causal):
     model, x = built(form, bias, causal)
     for no_gradients in (False, True):
         with torch.inference_mode(no_gradients), attemper.watch(model) as watch:
-            model(x), model(x)  # the second is a light pass where there are any
+            model(x), model(x)  # the second is an intercepted pass where there are any
         rows = watch.record.to_dicts()
         size = ADDED[bias].abs().max().item()
         assert [row["peak"] for row in rows] == [in_float64(one, size=size) for one in model.logits]
-        assert [row["score_peak"] for row in rows] == [in_float64(one, size=size) for one in model.scores]
-        assert not any(facts.biased for facts in watch.record.facts.values())
+        assert [row["score_peak"] for row in rows] == [in_float64(score, size=size) for score in model.scores]
+        assert not any(info.biased for info in watch.record.info.values())
 
 
 @pytest.mark.parametrize("hiding", HIDING)
@@ -139,7 +139,7 @@ def test_a_mask_that_only_hides_adds_nothing(form, hiding):
         model(x)
     assert not any("score_peak" in row for row in watch.record.to_dicts())
     assert "score_peak" not in watch.record.signs
-    assert not any(facts.biased for facts in watch.record.facts.values())
+    assert not any(info.biased for info in watch.record.info.values())
 
 
 def unknown_scale(q, k, v, bias, hidden):
@@ -162,7 +162,7 @@ def test_where_it_is_not_known_nothing_is_judged_by_it(form):
     with torch.no_grad(), attemper.watch(model) as watch:
         model(x)
     record = watch.record
-    assert all(facts.biased for facts in record.facts.values())
+    assert all(info.biased for info in record.info.values())
     assert max(row["peak"] for row in record.to_dicts()) > 80
     clip = attemper.qk_clip(model, record, 1.0)
     assert not clip.heads
@@ -170,7 +170,7 @@ def test_where_it_is_not_known_nothing_is_judged_by_it(form):
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     high = [one for one in health.check(record) if one.name == "peak"]
     assert {one.level for one in high} <= {"note"}
-    assert all("may hold numbers that are added" in one.says for one in high)
+    assert all("may hold numbers that are added" in one.message for one in high)
 
 
 def test_alerts_and_numbers_judge_by_it():
@@ -179,7 +179,7 @@ def test_alerts_and_numbers_judge_by_it():
         model(x)
     assert max(row["peak"] for row in watch.record.to_dicts()) > 100
     assert not [one for one in health.check(watch.record) if one.name == "peak" and one.level != "note"]
-    assert not [one for one in attemper.integrations.alerts(watch.record) if "logit" in one.title]
+    assert not [alert for alert in attemper.integrations.alerts(watch.record) if "logit" in alert.title]
     assert attemper.integrations.summary(watch.record)["attemper/heads_over_50"] == 0
     with torch.no_grad():
         model.qkv.weight.mul_(9)
@@ -187,7 +187,7 @@ def test_alerts_and_numbers_judge_by_it():
         model(x)
     high = [one for one in health.check(watch.record) if one.name == "peak"]
     assert max(one.value for one in high) == max(row["score_peak"] for row in watch.record.to_dicts()) > 50
-    assert "without the numbers that are added to it" in high[0].says
+    assert "without the numbers that are added to it" in high[0].message
     assert attemper.integrations.summary(watch.record)["attemper/heads_over_50"] > 0
 
 
@@ -252,7 +252,7 @@ def test_instrumented_models_say_that_they_do_not_know():
     for mask, biased in ((ADDED["relative positions"], True), (~LATE, False), (None, False)):
         with attemper.watch(model) as watch:
             model(x, mask)
-        assert {facts.biased for facts in watch.record.facts.values()} == {biased}
+        assert {info.biased for info in watch.record.info.values()} == {biased}
         clip = attemper.qk_clip(model, watch.record, 1e-9)
         assert bool(clip.heads) != biased
         assert ("numbers may be added" in str(clip)) == biased

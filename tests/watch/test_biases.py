@@ -101,7 +101,7 @@ def autocast(request):
         yield
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["light", "full"])
+@pytest.mark.parametrize("full", [False, True], ids=["intercepted", "full"])
 @pytest.mark.parametrize("held", [False, True], ids=["made inside", "held"])
 @pytest.mark.parametrize("rows", [None, 2], ids=["square", "two rows"])
 @pytest.mark.parametrize("name", MASKS)
@@ -119,14 +119,14 @@ def test_the_output_and_the_record_are_those_of_the_plain_mask(name, rows, held,
     same_record(watch.record, same.record)
 
 
-def test_a_light_pass_stays_light_with_a_causal_bias(kinds):
+def test_an_intercepted_pass_stays_intercepted_with_a_causal_bias(kinds):
     subject = model(causal_upper_left)
     with attemper.watch(subject) as watch:
         steps(subject, watch)
-    assert kinds == ["full"] + ["light"] * 5
+    assert kinds == ["full"] + ["intercepted"] * 5
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["light", "full"])
+@pytest.mark.parametrize("full", [False, True], ids=["intercepted", "full"])
 def test_a_mask_of_an_unknown_class_is_left_alone_and_that_is_said(full):
     def make(rows, keys):
         return torch.zeros(rows, keys).masked_fill(~visible(rows, keys), -torch.inf).as_subclass(Values)
@@ -206,7 +206,7 @@ def test_any_subclass_can_be_made_in_a_watched_forward():
     assert len(watch.record.to_dicts()) == 3
 
 
-@pytest.mark.parametrize("options", [{}, {"full": True}], ids=["light", "full"])
+@pytest.mark.parametrize("options", [{}, {"full": True}], ids=["intercepted", "full"])
 def test_a_name_of_its_own_for_torchs_function(options):
     """The class compares the function with the one that torch's name has, where ours is while the model runs."""
 

@@ -27,7 +27,7 @@ def test_autocast(dtype):
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     assert watch.record.layers == ["block", "hand.layers.0", "hand.layers.1"]
     name = str(dtype).removeprefix("torch.")
-    assert {facts.dtype for facts in watch.record.facts.values()} == {name}
+    assert {info.dtype for info in watch.record.info.values()} == {name}
     with attemper.watch(model) as wide:
         block(x), subject.run()
     for low, high in zip(watch.record.to_dicts(), wide.record.to_dicts(), strict=True):

@@ -15,7 +15,7 @@ from attemper.watch.record.jsonl import HEADER
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-    """Header, facts, and four rows: two steps of two heads."""
+    """Header, info, and four rows: two steps of two heads."""
     path = tmp_path_factory.mktemp("whole") / "run.jsonl"
     model, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
     with attemper.watch(model, path=path, gradients=True) as watch:
@@ -38,7 +38,7 @@ BROKEN = {
     "binary": lambda row: "\x00\x01\n",
     "empty": lambda row: "\n",
     "a list": lambda row: "[1]\n",
-    "a word": lambda row: '"facts"\n',
+    "a word": lambda row: '"info"\n',
     "a number": lambda row: "3\n",
     "another object": lambda row: '{"a": 1}\n',
     "a deep one": lambda row: "[" * 100_000 + "\n",
@@ -54,8 +54,8 @@ BROKEN = {
     "a number too large": lambda row: changed(row, entropy=10**400),
     "a note that is none": lambda row: '{"note": 3}\n',
     "another version": lambda row: json.dumps({**HEADER, "version": 2}) + "\n",
-    "an unknown fact": lambda row: '{"layer": "", "kind": "self", "facts": {"root": "sdpa"}}\n',
-    "facts that are none": lambda row: '{"layer": "", "kind": "self", "facts": 3}\n',
+    "an unknown field": lambda row: '{"layer": "", "kind": "self", "info": {"root": "sdpa"}}\n',
+    "info that is none": lambda row: '{"layer": "", "kind": "self", "info": 3}\n',
 }
 
 
@@ -66,7 +66,7 @@ def test_a_bad_line_is_left_out_and_named(lines, tmp_path, name):
     with pytest.warns(UserWarning, match=r"^Record\.read\(\): run\.jsonl: line 4 .*left out\.$") as said:
         found = attemper.Record.read(path)
     assert [(row["step"], row["head"]) for row in found.to_dicts()] == [(0, 0), (1, 0), (1, 1)]
-    assert len(found.facts) == 1
+    assert len(found.info) == 1
     assert [f"Record.read(): {note}" for note in found.notes] == [str(one.message) for one in said]
 
 

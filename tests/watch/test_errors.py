@@ -6,7 +6,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import InputError
-from attemper.watch.endings import FOLLOWS
+from attemper.watch.observer import FOLLOWS
 from snapshots import Sentences, assert_told
 
 KEPT = Sentences("watch")
@@ -102,7 +102,7 @@ def test_steps_that_never_end_are_noticed():
 
 def test_rows_must_be_a_mask():
     sentence = (
-        r"^watch\.rows\(\): `keep` must be a boolean tensor \(B, L\), True for a real token; got torch.int64 of shape"
+        r"^watch\.rows\(\): `valid_tokens` must be a boolean tensor \(B, L\), True for a real token; got torch.int64"
     )
     with attemper.watch(MODEL) as watch:
         MODEL(X, X, X)

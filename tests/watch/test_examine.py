@@ -26,7 +26,7 @@ class Looks:
         return len(self.looked)
 
     def keep(self, name, call, found):
-        self.kept.append((name, call.facts.kind, found))
+        self.kept.append((name, call.info.kind, found))
 
 
 @pytest.mark.parametrize("traces", [False, True])

@@ -113,7 +113,7 @@ def model(attend=plain, named=False, layers=2):
 
 
 def watched(model, run, steps=3, **options):
-    "The rows of a full and of a light step, what was said, and whether the layers are local."
+    "The rows of a full and of an intercepted step, what was said, and whether the layers are local."
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with attemper.watch(model, passes="all", **options) as watch:
@@ -123,8 +123,8 @@ def watched(model, run, steps=3, **options):
     said = [str(one.message).removeprefix("watch(): ") for one in said if "watch()" in str(one.message)]
     rows = watch.record.to_dicts()
     return {
-        **{"full": [row for row in rows if row["step"] == 0], "light": [row for row in rows if row["step"] == steps - 1]},
-        **{"said": said, "local": sorted({facts.local for facts in watch.record.facts.values()})},
+        **{"full": [row for row in rows if row["step"] == 0], "intercepted": [row for row in rows if row["step"] == steps - 1]},
+        **{"said": said, "local": sorted({info.local for info in watch.record.info.values()})},
     }, watch.record
 
 
@@ -287,7 +287,7 @@ def same(rows, expected):
             assert row[name] == (in_float64(value, 10.0) if isinstance(value, float) else value), name
 
 
-@pytest.mark.parametrize("step", ["full", "light"])
+@pytest.mark.parametrize("step", ["full", "intercepted"])
 @pytest.mark.parametrize("case", [*WHOLE, "gather, full"])
 def test_whole_rows_are_added(found, case, step):
     """Also where parameters are gathered inside the attention module, and where each rank has some rows and gathers the keys."""
@@ -296,7 +296,7 @@ def test_whole_rows_are_added(found, case, step):
     assert found[case]["said"] == []
 
 
-@pytest.mark.parametrize("step", ["full", "light"])
+@pytest.mark.parametrize("step", ["full", "intercepted"])
 @pytest.mark.parametrize("case", [*LOCAL, *(f"{case}, full" for case in LOCAL)])
 def test_parts_are_never_added(found, rank, case, step):
     said = " ".join(found[case]["said"])
@@ -316,7 +316,7 @@ def test_parts_are_never_added(found, rank, case, step):
 @pytest.mark.parametrize("case", LOCAL)
 def test_the_file_says_it_and_nothing_is_clipped_or_merged_by_it(place, found, case):
     record = attemper.Record.read(place / f"{case}-False.jsonl")
-    assert all(facts.local for facts in record.facts.values())
+    assert all(info.local for info in record.info.values())
     assert found[case]["clip"].startswith(
         "LocalHeads: qk_clip(): the heads of '0' in this record are those of one rank"
     )
@@ -341,14 +341,14 @@ def test_rows_that_no_wrapper_joins_are_local(found):
 
 def test_a_dry_pass_of_a_pipeline_does_not_count(found):
     assert {row["rows"] for row in found["pipeline"]["full"]} == {24.0}
-    same(found["pipeline"]["light"], found["pipeline"]["full"])
+    same(found["pipeline"]["intercepted"], found["pipeline"]["full"])
     assert found["pipeline"]["local"] == [False]
 
 
 def test_a_function_that_exchanges_inside_is_not_measured_from_its_arguments(found):
     for case in ("hugging face", "hugging face, later"):
         assert "exchanges tensors with other ranks inside" in " ".join(found[case]["said"])
-        assert found[case]["light"] == []
+        assert found[case]["intercepted"] == []
     assert found["hugging face"]["full"] == []
     assert {row["rows"] for row in found["hugging face, later"]["full"]} == {24.0}  # before it exchanged anything
 

@@ -44,7 +44,7 @@ def of_blocks(make):
 
 ROUTES = {
     "full": (lambda: of_blocks(stack), {"full": True}),
-    "light": (lambda: of_blocks(stack), {}),
+    "intercepted": (lambda: of_blocks(stack), {}),
     "by hand": (by_hand, {}),
     "replaced": (by_kernels, {"replace": True}),
     "checkpoints": (lambda: of_blocks(lambda: Checkpointed(False, False, *stack())), {}),
@@ -114,7 +114,7 @@ def test_an_error_that_ends_the_block_keeps_it(route):
 
 
 @pytest.mark.usefixtures("nothing_is_left_behind")
-@pytest.mark.parametrize("route", ["full", "light"])
+@pytest.mark.parametrize("route", ["full", "intercepted"])
 def test_a_step_of_nothing_else_has_no_rows(route):
     make, options = ROUTES[route]
     model, second, run = make()

@@ -125,9 +125,9 @@ def test_every_form_is_measured_head_by_head(meet, logits):
     record, x = watched(net)
     q, k, _ = net.parts(x)
     z = q @ k.mT if logits is None else logits(net, q, k)
-    p2 = z.softmax(-1).square().sum(-1).mean((0, 2))
+    sum_p2 = z.softmax(-1).square().sum(-1).mean((0, 2))
     assert [(entry.kind, len(entry.heads)) for entry in record.entries] == [("self", HEADS)]
-    assert [row["p2"] for row in record.to_dicts()] == in_float64(p2.tolist())
+    assert [row["sum_p2"] for row in record.to_dicts()] == in_float64(sum_p2.tolist())
     assert [row["rows"] for row in record.to_dicts()] == [BATCH * LENGTH] * HEADS
     assert record.notes == []
 
@@ -178,8 +178,8 @@ def test_without_a_batch(meet, rows):
     net = form(meet)
     record, x = watched(net)
     q, k, _ = net.parts(x)
-    p2 = (q[0, 0, :rows] @ k[0, 0].mT).softmax(-1).square().sum(-1).mean()
-    assert [(row["rows"], in_float64(row["p2"])) for row in record.to_dicts()] == [(rows, p2.item())]
+    sum_p2 = (q[0, 0, :rows] @ k[0, 0].mT).softmax(-1).square().sum(-1).mean()
+    assert [(row["rows"], in_float64(row["sum_p2"])) for row in record.to_dicts()] == [(rows, sum_p2.item())]
 
 
 @pytest.mark.usefixtures("float64")
@@ -295,7 +295,7 @@ def test_what_only_looks_like_attention_is_not_counted(beside, autocast):
             net(x)
     assert [(entry.kind, len(entry.heads)) for entry in watch.record.entries] == [("self", HEADS)]
     assert watch.record.to_dicts()[0]["rows"] == 2 * BATCH * LENGTH
-    assert watch.record.facts["", "self"].route == "sdpa"
+    assert watch.record.info["", "self"].route == "sdpa"
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -307,14 +307,14 @@ def test_the_facts_of_sdpa_s_own_math(causal):
     x = torch.randn(BATCH, LENGTH, WIDTH)
     with attemper.watch(net) as watch:
         net(x)
-    facts = watch.record.facts["", "self"]
-    assert (facts.route, facts.causal) == ("sdpa", causal)
-    assert facts.scale == in_float64(0.1)
+    info = watch.record.info["", "self"]
+    assert (info.route, info.causal) == ("sdpa", causal)
+    assert info.scale == in_float64(0.1)
 
 
 def test_a_query_multiplied_before_the_product_leaves_the_scale_unknown():
     record, _ = watched(form(lambda self, q, k, v: ((q * 0.3) @ k.mT).softmax(-1) @ v))
-    assert record.facts["", "self"].scale is None
+    assert record.info["", "self"].scale is None
 
 
 class Windows(nn.Module):
@@ -346,12 +346,12 @@ def test_windows_are_no_heads(inner, windows):
     net = InWindows(5, inner)
     record, x = watched(net, torch.randn(BATCH, 5 * windows, WIDTH))
     q, k, _ = (part.unflatten(2, (-1, 5)) for part in net.parts(x))
-    p2 = (q @ k.mT).softmax(-1).square().sum(-1).mean((0, 2, 3))
+    sum_p2 = (q @ k.mT).softmax(-1).square().sum(-1).mean((0, 2, 3))
     if inner or windows != HEADS:
-        assert [row["p2"] for row in record.to_dicts()] == in_float64(p2.tolist())
+        assert [row["sum_p2"] for row in record.to_dicts()] == in_float64(sum_p2.tolist())
         assert record.notes == []
     else:  # as many windows as heads: either may be the heads
-        assert [row["p2"] for row in record.to_dicts()] == [in_float64(p2.mean().item())]
+        assert [row["sum_p2"] for row in record.to_dicts()] == [in_float64(sum_p2.mean().item())]
         assert len(record.notes) == 1
         assert "which head is not known: measured as one head" in record.notes[0]
     assert {row["rows"] for row in record.to_dicts()} == {BATCH * 5 * windows * HEADS / len(record.to_dicts())}

@@ -1,4 +1,4 @@
-"""What a watch puts in the place of torch's functions: how often, for how long, and what others do to it."""
+"""The functions that a watch installs in place of torch's: how often, for how long, and beside wrappers of others."""
 
 import pickle
 import threading
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attemper
-from attemper.watch.attach import light
+from attemper.watch.attach import intercept
 from attemper.watch.attach.attachment import attachment
 from watched import same_record, stack, state
 
@@ -18,44 +18,44 @@ CLASSES = (nn.Module, torch.Tensor)
 
 @pytest.fixture
 def few(monkeypatch):
-    """The number of rounds after which functions stay, and from which on: now."""
-    monkeypatch.setattr(light, "ROUNDS", 5)
+    """Let functions stay installed after 5 rounds, counted from now."""
+    monkeypatch.setattr(intercept, "ROUNDS", 5)
     monkeypatch.setattr(attachment.interception, "rounds", 0)
     return 5
 
 
 @pytest.fixture
 def changes(monkeypatch):
-    """What is done to torch's classes, in order."""
-    found, put, take = [], setattr, delattr
+    """Each attribute set on or deleted from torch's classes, in order."""
+    changed, put, take = [], setattr, delattr
 
     def set_and_note(owner, name, value):
-        found.extend([(owner, name)] if owner in CLASSES else [])
+        changed.extend([(owner, name)] if owner in CLASSES else [])
         put(owner, name, value)
 
     def delete_and_note(owner, name):
-        found.extend([(owner, name)] if owner in CLASSES else [])
+        changed.extend([(owner, name)] if owner in CLASSES else [])
         take(owner, name)
 
-    monkeypatch.setattr(light, "setattr", set_and_note, raising=False)
-    monkeypatch.setattr(light, "delattr", delete_and_note, raising=False)
-    return found
+    monkeypatch.setattr(intercept, "setattr", set_and_note, raising=False)
+    monkeypatch.setattr(intercept, "delattr", delete_and_note, raising=False)
+    return changed
 
 
 def test_classes_change_a_few_times_in_thousands_of_cycles(few, changes):
     model, x, before = stack(), torch.randn(1, 5, 16), state()
-    with attemper.watch(model, every=2, keep=1) as watch:
+    with attemper.watch(model, every=2, keep_steps=1) as watch:
         for step in range(4000):
             assert (nn.Module._call_impl is before[3]) == (step % 2 == 1 and step < 2 * few - 1)
             if step == 0:
                 model(x)
             watch.step()
     assert state() == before
-    assert len(changes) == 2 * 4 * few  # of Module one, of Tensor three; once put and once back
+    assert len(changes) == 2 * 4 * few  # one of Module and three of Tensor, each installed and removed
     assert attachment.interception.installed == []
 
 
-def test_a_watch_that_is_still_open_keeps_them(few):
+def test_a_watch_that_is_still_open_keeps_them_installed(few):
     model, other, x, before = stack(), stack(), torch.randn(1, 5, 16), state()
     attachment.interception.rounds = few
     with attemper.watch(model, every=2) as outer:
@@ -91,7 +91,7 @@ def test_off_cycle_they_do_nothing(few, monkeypatch):
     with attemper.watch(model, every=2) as watch:
         model(x)
         watch.step()
-        assert not any(one.switch.on for one in attachment.interception.installed)
+        assert not any(function.switch.on for function in attachment.interception.installed)
         for name in ("enter", "leave"):
             monkeypatch.setattr(attachment, name, lambda *_: seen.append("told"))
         model(x).softmax(-1)
@@ -100,7 +100,7 @@ def test_off_cycle_they_do_nothing(few, monkeypatch):
 
 
 def test_a_function_around_ours_that_stays_counts_nothing_twice():
-    """Someone wraps our function during a watch and leaves it there: later watches put another around it."""
+    """Someone wraps our function during a watch and leaves the wrapper there; later watches wrap it again."""
     model, x = stack(), torch.randn(1, 5, 16)
 
     def run():
@@ -125,8 +125,8 @@ def test_a_function_around_ours_that_stays_counts_nothing_twice():
     assert state() == before
 
 
-def test_a_function_of_another_that_was_there_first_is_still_called():
-    """It may be in place before attemper is imported; modules that a light pass does not follow go through it too."""
+def test_a_wrapper_that_was_there_first_is_still_called():
+    """It may be in place before attemper is imported; modules that an intercepted pass does not follow go through it too."""
     model, x, calls, original = stack(), torch.randn(1, 5, 16), [], nn.Module._call_impl
 
     def counting(module, *args, **kwargs):
@@ -157,9 +157,9 @@ def test_a_model_is_copied_and_saved_during_a_watch(few):
 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit")
 def test_a_model_is_traced_during_a_watch(passes):
-    """torch.jit.trace runs a model several times, and its graphs must be one."""
+    """torch.jit.trace runs a model several times, and its graphs must agree."""
     model, x = stack(), torch.randn(1, 5, 16)
     with attemper.watch(model) as watch:
         for _ in range(passes):

@@ -2,7 +2,10 @@
 
 import copy
 import gc
+import itertools
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +16,12 @@ from torch._dynamo.utils import counters
 import attemper
 import zoo
 from attemper.errors import InputError
+from attemper.operation import call_hooks
 from attemper.watch import Watch
 from attemper.watch.compiled import reading
 from close import in_float32
 from judge import assert_as_exact
+from native import native
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 LENGTH, REAL = 12, 9
@@ -89,7 +94,7 @@ def test_a_compiled_model_has_the_record_of_an_eager_one(family, strict):
     assert {row["rows"] for row in rows} == {LENGTH + REAL}  # padding is left out
     for record in (watch.record.filter(steps=0), again.record):
         assert record.to_dicts() == rows
-        assert record.facts == expected.record.facts
+        assert record.info == expected.record.info
     assert [row | {"step": 0} for row in watch.record.filter(steps=4).to_dicts()] == rows
     instruments.remove()
     assert type(attemper.watch(model)) is Watch
@@ -149,7 +154,7 @@ def test_models_built_on_attemper(rule, strict):
         compiled(x, hidden).sum().backward()
     assert [row["rows"] for row in expected.record.to_dicts()] == [17.0, 17.0, 20.0, 20.0, 20.0, 20.0]
     assert watch.record.filter(steps=0).to_dicts() == expected.record.to_dicts()
-    assert watch.record.facts == expected.record.facts
+    assert watch.record.info == expected.record.info
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         assert torch.equal(parameter.grad, 2 * gradient)
 
@@ -226,6 +231,39 @@ def test_calls_of_a_step_add_up_and_evaluation_does_not_count():
     with attemper.watch(model, every=100, start=1) as nothing:
         model(**first)
     assert len(nothing.record) == 0
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.skipif(
+    native is None or not native.bound,
+    reason="needs the native kernel, and torch's table of DLPack; see `attemper env`",
+)
+def test_a_compiled_call_runs_no_python_of_ours(training, strict):
+    model, inputs, entered = tiny("llama"), batch(), []
+    package = str(Path(attemper.__file__).parent)
+    attemper.instrument(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    def see(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.append(frame.f_code.co_qualname)
+
+    def step():
+        with torch.set_grad_enabled(training):
+            loss = loss_of(compiled, inputs)
+        if training:
+            loss.backward()
+
+    for _ in range(2):  # the first call of its kind is described by Python
+        step()
+    with attemper.watch(compiled, passes="all") as watch:
+        sys.setprofile(see)
+        try:
+            step()
+        finally:
+            sys.setprofile(None)
+    assert not entered
+    assert watch.record.to_dicts()[0]["rows"] == LENGTH + REAL
 
 
 def test_checkpoints_are_counted_once(strict):
@@ -348,13 +386,13 @@ def test_a_step_like_the_one_before_counts_as_if_it_were_the_first(monkeypatch, 
         model = nn.ModuleDict({name: attemper.MultiHeadAttention(8, 2, batch_first=True) for name in ("a", "b")})
         attemper.instrument(model)
         if not keeps:
-            real = reading.TallyWatch._take_over
+            real = reading.Compiled.take_over
 
-            def forgetting(watch, found):
-                watch._chosen = None
-                real(watch, found)
+            def forgetting(source, found):
+                source.chosen = None
+                real(source, found)
 
-            monkeypatch.setattr(reading.TallyWatch, "_take_over", forgetting)
+            monkeypatch.setattr(reading.Compiled, "take_over", forgetting)
         with warnings.catch_warnings(action="ignore"), attemper.watch(model, passes=passes) as watch:
             for step in plan:
                 for each in step.split("+"):
@@ -364,12 +402,31 @@ def test_a_step_like_the_one_before_counts_as_if_it_were_the_first(monkeypatch, 
                         for part in list(model.values())[: 1 if each == "part" else None]:
                             part(x, need_weights=False)
                 watch.step()
-        return watch.record.to_dicts(), watch.record.notes, watch._passes.begun, watch._passes.counted
+        return watch.record.to_dicts(), watch.record.notes, watch.observer.passes.begun, watch.observer.passes.counted
 
     found = watched(keeps=True)
     expected = watched(keeps=False)
     assert repr(found) == repr(expected)
     assert found[0]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_pauses_and_steps_in_any_order_count_the_same_passes(every):
+    """In an instrumented model, whose tallies go on adding, as in one that is followed."""
+
+    def rows(model, plan):
+        with warnings.catch_warnings(action="ignore"), attemper.watch(model, every=every) as watch:
+            does = {"s": watch.step, "p": watch.pause, "r": watch.resume}
+            for letter in plan:
+                does.get(letter, lambda: model(x, need_weights=False))()
+        return {row["step"]: row["rows"] for row in watch.record.to_dicts()}
+
+    x, followed = torch.randn(1, 5, 8), attemper.MultiHeadAttention(8, 2, batch_first=True)
+    instrumented = copy.deepcopy(followed)
+    attemper.instrument(instrumented)
+    for between in itertools.product("xprs", repeat=3):
+        plan = "".join(("x", *between, "x"))
+        assert rows(instrumented, plan) == rows(followed, plan), plan
 
 
 def test_replace_instruments_a_compiled_model():
@@ -458,3 +515,15 @@ def test_a_watch_whose_instruments_were_removed_says_so():
     instruments.remove()
     with pytest.raises(InputError, match=r"is not any more\. Make another one with attemper\.watch\(model\)"), watch:
         pass
+
+
+def test_a_module_that_runs_in_one_thread_takes_no_call_that_is_traced_in_another():
+    target = call_hooks.TallyTarget(torch.zeros(3), False, "attemper", "self")
+    traced = call_hooks.traced_tallying.targets
+    call_hooks.begin_target(target)
+    try:
+        assert call_hooks.current_target() is target
+        assert call_hooks.traced_tallying.targets is traced  # Dynamo reads what all threads share
+    finally:
+        call_hooks.end_target(target.tally)
+    assert call_hooks.current_target() is None

@@ -90,7 +90,7 @@ if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    with attemper.watch(model, path=path, start=start, keep=2 if limit else 300) as watch:
+    with attemper.watch(model, path=path, start=start, keep_steps=2 if limit else 300) as watch:
         for _ in range(9 if limit else 200):
             model(x, x, x)
             watch.step()
@@ -194,7 +194,7 @@ def test_a_file_that_is_taken_away_begins_anew(model, tmp_path):
         model(X, X, X)
         watch.step()
     found = attemper.Record.read(path)
-    assert (found.steps, found.facts) == ([1], watch.record.facts)
+    assert (found.steps, found.info) == ([1], watch.record.info)
 
 
 def test_a_resumed_run_that_overlaps_is_read_once(model, tmp_path):

@@ -121,7 +121,7 @@ def test_the_experts_of_minimax_are_not_attention():
     model = transformers.MiniMaxModel(transformers.MiniMaxConfig(**sizes)).eval()
     with torch.no_grad(), attemper.watch(model) as watch:
         model(input_ids=torch.randint(3, 99, (1, 24)))
-    assert list(watch.record.facts) == [("layers.0.self_attn", "self")]
+    assert list(watch.record.info) == [("layers.0.self_attn", "self")]
     assert watch.record.notes == [
         "layers.1.self_attn: MiniMaxLightningAttention ran, but no attention call was found in it."
     ]
@@ -141,7 +141,7 @@ def test_scores_whose_heads_are_mixed_by_a_projection_are_still_scores(heads):
 
     with torch.no_grad(), attemper.watch(net := Talking()) as watch:
         net(torch.randn(2, 7, WIDTH))
-    assert [facts.heads for facts in watch.record.facts.values()] == [heads]
+    assert [info.heads for info in watch.record.info.values()] == [heads]
 
 
 def test_modules_that_share_an_attention_between_them_are_not_noted():
@@ -262,3 +262,17 @@ def test_a_capture_is_no_measurement(monkeypatch):
         watch.model(torch.randn(1, 5, WIDTH))
     assert watch.unmeasured == 1
     assert not watch.record.entries
+
+
+@pytest.mark.filterwarnings("ignore:watch")
+@pytest.mark.parametrize("order", [("empty", "whole", "whole"), ("whole", "whole", "empty", "whole")], ids=" ".join)
+@pytest.mark.parametrize("shape", [(0, 5, WIDTH), (2, 0, WIDTH)], ids=str)
+def test_a_batch_without_items_or_tokens_is_noted_and_ends_nothing(order, shape):
+    """torch runs no op of attention for it, whether the pass is followed or intercepted."""
+    model = Good()
+    with torch.no_grad(), attemper.watch(model) as watch:
+        for step in order:
+            model(torch.randn(shape if step == "empty" else (2, 5, WIDTH)))
+            watch.step()
+    assert watch.record.steps == [number for number, step in enumerate(order) if step == "whole"]
+    assert watch.record.notes == ["Good: not measured: attention on empty tensors."]

@@ -45,7 +45,7 @@ def test_its_vitals_are_those_of_measure(options, kernel):
     assert watch.record.notes == []
     vitals = attemper.measure(q, k, **options, kernel="reference").by_head()
     for head, row in enumerate(watch.record.to_dicts()):
-        for sign in ("visible", "mean", "variance", "entropy", "p2", "peak"):
+        for sign in ("visible", "mean", "variance", "entropy", "sum_p2", "peak"):
             assert row[sign] == in_float64(getattr(vitals, sign)[head].item()), sign
 
 
@@ -58,7 +58,7 @@ def test_every_rule_of_the_module(rule):
         vitals = module(x, is_causal=True, signs="all").vitals.by_head()
     (entry,) = watch.record.entries
     assert_float64(entry.summary.entropy, vitals.entropy)
-    assert watch.record.facts["", "self"].route == "attemper"
+    assert watch.record.info["", "self"].route == "attemper"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from torch import nn
 import attemper
 import packed
 import zoo
-from attemper.watch.compiled import interface
-from attemper.watch.routes import replace
+from attemper.watch.routes import registered, replace
 from close import assert_float64, in_float32, in_float64
 
-SIGNS = ("rows", "visible", "peak", "entropy", "p2")
+SIGNS = ("rows", "visible", "peak", "entropy", "sum_p2")
 GRADIENTS = ("grad_q_rms", "grad_k_rms")
 
 
@@ -87,7 +86,7 @@ CALLS = {  # causal, the options of the interface, the shape of the queries and 
 }
 
 
-@pytest.mark.parametrize("passes", ["full, gradients", "light", "light, gradients"])
+@pytest.mark.parametrize("passes", ["full, gradients", "intercepted", "intercepted, gradients"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_transformers_flash_attention(call, passes, kinds):
     causal, options, rows, keys = call
@@ -96,8 +95,8 @@ def test_transformers_flash_attention(call, passes, kinds):
         inputs = inputs[:1] * 2
     plain = net(*inputs, **options)
     packed.SEEN.clear()
-    light, gradients = "light" in passes, "gradients" in passes
-    with attemper.watch(net, full=not light, gradients=gradients) as watch:
+    intercepted, gradients = "intercepted" in passes, "gradients" in passes
+    with attemper.watch(net, full=not intercepted, gradients=gradients) as watch:
         for _ in range(2):
             with torch.set_grad_enabled(gradients):
                 out = net(*inputs, **options)
@@ -105,7 +104,7 @@ def test_transformers_flash_attention(call, passes, kinds):
             if gradients:
                 out.sin().sum().backward()
             watch.step()
-    assert kinds == ["full", "light" if light else "full"]
+    assert kinds == ["full", "intercepted" if intercepted else "full"]
     assert watch.record.notes == []
     for step in range(2):
         found = watch.record.filter(steps=[step]).to_dicts()
@@ -178,8 +177,8 @@ def test_facts_are_those_of_the_padded_batch():
     model = llama("flash")
     with attemper.watch(model) as watch:
         model(**batch(3, 6, 2))
-    (facts,) = watch.record.facts.values()
-    assert (facts.route, facts.batch, facts.queries, facts.keys, facts.heads, facts.kv_heads) == (
+    (info,) = watch.record.info.values()
+    assert (info.route, info.batch, info.queries, info.keys, info.heads, info.kv_heads) == (
         "interface",
         3,
         6,
@@ -187,16 +186,16 @@ def test_facts_are_those_of_the_padded_batch():
         4,
         2,
     )
-    assert (facts.kind, facts.causal, facts.masked) == ("self", True, False)
+    assert (info.kind, info.causal, info.masked) == ("self", True, False)
 
 
-def test_light_passes_read_the_offsets_of_their_own_batch(kinds):
+def test_intercepted_passes_read_the_offsets_of_their_own_batch(kinds):
     model = llama("flash")
     with attemper.watch(model) as watch:
         for lengths in [(3, 6, 2), (1, 10), (11,), (2, 2, 2, 2, 3)]:
             model(**batch(*lengths))
             watch.step()
-    assert kinds == ["full", "light", "light", "light"]
+    assert kinds == ["full", "intercepted", "intercepted", "intercepted"]
     for step, expected in enumerate(packed.SEEN):
         assert_rows(watch.record.filter(steps=[step]).to_dicts(), expected)
 
@@ -237,7 +236,6 @@ def test_rows_that_the_user_gives_are_of_all_documents():
 
 
 WRONG = {  # the implementation, the options, and what is said of them
-    "sinks": ("flash_attention_2", {"s_aux": torch.zeros(2)}, r"attention sinks \(s_aux\)"),
     "offsets alone": (
         "flash_attention_2",
         {"cu_seq_lens_q": offsets(3, 8)},
@@ -307,9 +305,8 @@ def test_documents_stay_apart_after_an_error_of_attempers_own(attended, monkeypa
 
     monkeypatch.setenv("ATTEMPER_STRICT", "0")
     for module, name in [
-        (replace, "attention"),
-        (replace, "attention_with_detached_signs"),
-        (interface, "attention_into"),
+        (replace, "attend_by_attemper"),
+        (registered, "attend_by_attemper"),
     ]:
         monkeypatch.setattr(module, name, broken)
     given = batch(3, 6, 2)

@@ -59,7 +59,7 @@ def test_the_fast_path_stays_the_fast_path():
     x = torch.randn(2, 5, 16)
     with torch.no_grad(), attemper.watch(encoder) as watch:
         encoder(x)
-    assert [facts.route for facts in watch.record.facts.values()] == ["fused"]
+    assert [info.route for info in watch.record.info.values()] == ["fused"]
 
 
 @pytest.mark.usefixtures("float64")
@@ -176,7 +176,7 @@ def test_a_call_that_cannot_be_measured_stops_nothing_and_is_said(monkeypatch):
 
     model, x = stack(), torch.randn(1, 5, 16)
     expected = model(x)
-    monkeypatch.setattr(measuring, "measure_without_autograd_and_modes", refuse)
+    monkeypatch.setattr(measuring, "attend", refuse)
     with (
         pytest.warns(UserWarning, match=r"watch\(\): \d: not measured: no kernel for this"),
         attemper.watch(model) as watch,

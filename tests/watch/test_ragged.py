@@ -10,9 +10,9 @@ import attemper
 import packed
 from close import in_float64
 
-SIGNS = ("rows", "visible", "peak", "entropy", "p2")
+SIGNS = ("rows", "visible", "peak", "entropy", "sum_p2")
 GRADIENTS = ("grad_q_rms", "grad_k_rms")
-PASSES = ["full", "light", "full, gradients", "light, gradients"]
+PASSES = ["full", "intercepted", "full, gradients", "intercepted, gradients"]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -188,7 +188,7 @@ def test_jagged_tensors(rows, keys, options, passes):
         assert_rows(found, expected, SIGNS + (GRADIENTS if gradients else ()))
 
 
-def test_jagged_tensors_where_a_light_pass_saw_others(kinds):
+def test_jagged_tensors_where_an_intercepted_pass_saw_others(kinds):
     """A model that packs only some of its passes."""
 
     class Either(nn.Module):
@@ -205,7 +205,7 @@ def test_jagged_tensors_where_a_light_pass_saw_others(kinds):
         for pack in (False, False, True, False):
             net(torch.randn(2, 5, 8), pack)
             watch.step()
-    assert kinds[:2] == ["full", "light"]
+    assert kinds[:2] == ["full", "intercepted"]
     assert [row["rows"] for row in watch.record.to_dicts() if row["head"] == 0] == [10, 10, 7, 10]
     assert watch.record.notes == []
 

@@ -103,7 +103,7 @@ with warnings.catch_warnings(record=True) as said:
         if step < 2 or rank == 1:
             out.square().sum().backward()
         if case == "late" and step == 0 and rank == 0:
-            while not watch._ranks.meeting.store.check(["0/answer"]):  # until the other has given up
+            while not watch.observer.ranks.meeting.store.check(["0/answer"]):  # until the other has given up
                 time.sleep(0.01)
         optimizer.step()
         ranks.PATIENCE = LONG if case == "late" else ranks.PATIENCE
@@ -125,7 +125,7 @@ expected = {
 }
 assert said == expected.get(case, set()), said
 if case == "missing" and watched:
-    assert watch._ranks.meeting.next == 1  # nobody waits twice
+    assert watch.observer.ranks.meeting.next == 1  # nobody waits twice
 distributed.barrier()
 distributed.destroy_process_group()
 """

@@ -18,10 +18,10 @@ import forked
 from attemper.errors import InputError, MissingExtra
 from attemper.heads import COLUMNS, BlockSummary
 from attemper.watch.call import UnfoldedRows
-from attemper.watch.compiled.reading import TallyWatch
+from attemper.watch.compiled.reading import Compiled
+from attemper.watch.record.buffer import Transfer
 from attemper.watch.record.jsonl import HEADER
 from attemper.watch.record.sums import LayerSums, _leave_large_block
-from attemper.watch.record.transfer import Transfer
 from close import in_float64
 
 
@@ -45,10 +45,10 @@ def same(first, second):
             assert b[name] == (in_float64(value) if isinstance(value, float) else value)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Transfer, "put_into"), (TallyWatch, "_take_over")])
+@pytest.mark.parametrize(("owner", "name"), [(Transfer, "wait"), (Compiled, "take_over")])
 def test_a_reader_in_another_thread_waits_while_a_step_ends(monkeypatch, owner, name):
     model, original, readers, found = nn.Sequential(Answers(16, 2)), getattr(owner, name), [], []
-    if owner is TallyWatch:
+    if owner is Compiled:
         attemper.instrument(model)
 
     def read():
@@ -125,7 +125,17 @@ def test_shape_and_names(record):
     assert repr(record) == "Record(3 steps, 2 layers, 12 rows)"
     assert record.steps == [0, 1, 2]
     assert record.layers == ["layers.0.self_attn", "layers.1.self_attn"]
-    assert set(record.signs) > {"visible", "mean", "variance", "peak", "lse", "entropy", "p2", "evenness", "grad_k_rms"}
+    assert set(record.signs) > {
+        "visible",
+        "mean",
+        "variance",
+        "peak",
+        "lse",
+        "entropy",
+        "sum_p2",
+        "evenness",
+        "grad_k_rms",
+    }
     assert list(record.to_dicts()[0])[:4] == ["step", "layer", "kind", "head"]
 
 
@@ -133,7 +143,7 @@ def test_filter(record):
     assert len(record.filter(steps=1)) == 4
     assert record.filter(steps=[0, 2]).steps == [0, 2]
     assert record.filter(layers="*.1.*").layers == ["layers.1.self_attn"]
-    assert list(record.filter(layers="*.1.*").facts) == [("layers.1.self_attn", "self")]
+    assert list(record.filter(layers="*.1.*").info) == [("layers.1.self_attn", "self")]
     assert record.filter(layers=["layers.1*", "layers.0.self_attn"]).layers == record.layers
     assert record.filter(layers=lambda name: "0" in name).layers == ["layers.0.self_attn"]
     one = record.filter(heads=1, steps=2, layers="layers.0*")
@@ -204,7 +214,7 @@ def test_files_there_and_back(record, tmp_path, suffix):
     path = tmp_path / f"record.{suffix}"
     record.write(path)
     same(attemper.Record.read(path), record)
-    assert attemper.Record.read(path).facts == record.facts
+    assert attemper.Record.read(path).info == record.info
     assert attemper.Record.read(str(path)).filter(steps=0).merge(record.filter(steps=1)).steps == [0, 1]
 
 
@@ -218,7 +228,7 @@ def test_a_table_of_the_rows(record, tmp_path):
         [{name: one if name in names else float(one) for name, one in row.items()} for row in record.to_dicts()]
     )
     with pytest.raises(
-        InputError, match=r"'.*rows.csv' is a table of rows, without the facts and notes of a record\. Read the"
+        InputError, match=r"'.*rows.csv' is a table of rows, without the info and notes of a record\. Read the"
     ):
         attemper.Record.read(path)
     attemper.Record().write(path)
@@ -258,7 +268,7 @@ def test_appending_to_a_file(record, tmp_path):
                 watch.step()
     found = attemper.Record.read(path)
     assert found.steps == [0, 2, 4, 6]
-    assert found.facts == watch.record.facts
+    assert found.info == watch.record.info
     assert path.read_text().count('"schema"') == 2  # each run opens with it
 
 

@@ -57,7 +57,7 @@ def test_the_facts_of_a_learned_scale_are_those_of_the_last_call():
         subject.run()
         scale.fill_(0.5)
         subject.run()
-    assert {facts.scale for facts in watch.record.facts.values()} == {0.5}
+    assert {info.scale for info in watch.record.info.values()} == {0.5}
 
 
 def test_several_models_are_replaced_at_once():
@@ -78,7 +78,7 @@ def test_several_models_are_replaced_at_once():
     watches[1].__exit__(None, None, None)
     assert [watch.record.steps for watch in watches] == [[0, 1], [0, 1, 2]]
     for watch in watches:
-        assert {facts.route for facts in watch.record.facts.values()} == {"replaced"}
+        assert {info.route for info in watch.record.info.values()} == {"replaced"}
         assert [row["rows"] for row in watch.record.to_dicts()][:4] == [18.0, 18.0, 10.0, 10.0]
     assert all(model.config._attn_implementation == "sdpa" for model in models)
 

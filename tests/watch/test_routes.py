@@ -14,7 +14,7 @@ import attemper
 import zoo
 from attemper.errors import InputError
 from attemper.watch.examine import Examiner
-from attemper.watch.routes.replace import ATTENDING, attend_by_config
+from attemper.watch.routes.registered import ATTENDING, attend
 from close import in_float64
 from judge import assert_as_exact
 
@@ -70,7 +70,7 @@ def test_every_way_to_write_it(meet, scale, mode):
     for name in ("entropy", "mean", "variance", "peak"):
         assert row[name] == in_float64(getattr(expected, name).item())
     if scale is not None:
-        assert record.facts["", "self"].scale == in_float64(scale)
+        assert record.info["", "self"].scale == in_float64(scale)
 
 
 def test_a_softmax_in_another_dtype():
@@ -194,7 +194,7 @@ def test_replace_computes_the_same_to_rounding_with_the_same_vitals(name):
     keep = subject.targets if real else subject.keep
     keep = torch.ones(output.shape[:2], dtype=torch.bool) if keep is None else keep
     assert_as_exact("output", output[keep], [tensor[keep] for tensor in plain], exact[keep])
-    assert {facts.route for facts in watch.record.facts.values()} == {"replaced"}
+    assert {info.route for info in watch.record.info.values()} == {"replaced"}
     for ours, theirs in zip(watch.record.to_dicts(), beside.record.to_dicts(), strict=True):
         for column in ("step", "layer", "kind", "head", "rows", "visible"):
             assert ours[column] == theirs[column], column
@@ -226,17 +226,14 @@ def test_what_replace_cannot_do_it_refuses_aloud():
         pass
     assert bloom.model.config._attn_implementation == implementation
     # the name stays known, for copies, and holds nothing of the watch
-    assert transformers.AttentionInterface._global_mapping["attemper"] is attend_by_config
+    assert transformers.AttentionInterface._global_mapping["attemper"] is attend
     assert ATTENDING == {}
     query = torch.randn(1, 2, 5, 8)
     llama = zoo.make("llama")
     with attemper.watch(llama.model, replace=True):
         llama.run()
-        attend = transformers.AttentionInterface._global_mapping["attemper"]
-        with pytest.raises(
-            InputError, match=r"cannot compute Linear with attention sinks \(s_aux\)\. Leave replace out"
-        ):
-            attend(nn.Linear(2, 2), query, query, query, None, s_aux=torch.zeros(2))
+        with pytest.raises(InputError, match=r"cannot compute LlamaModel with a paged cache\. Leave replace out"):
+            attend(llama.model, query, query, query, None, cache=object())
 
 
 @pytest.fixture
@@ -275,8 +272,8 @@ def test_a_kernel_from_outside_is_measured_from_its_arguments(foreign):
     subject.model.set_attn_implementation("foreign")
     with torch.no_grad(), attemper.watch(subject.model) as watch:
         subject.run()
-    facts = watch.record.facts["layers.0.self_attn", "self"]
-    assert (facts.route, facts.implementation, facts.kv_heads) == ("interface", "foreign", 2)
+    info = watch.record.info["layers.0.self_attn", "self"]
+    assert (info.route, info.implementation, info.kv_heads) == ("interface", "foreign", 2)
     for ours, theirs in zip(watch.record.to_dicts(), expected.record.to_dicts(), strict=True):
         for name in ("rows", "visible", "entropy", "peak"):
             assert ours[name] == in_float64(theirs[name]), name
@@ -339,13 +336,12 @@ def test_the_mask_of_a_kernel_from_outside_counts_either_way(foreign, by_name):
 def test_what_cannot_be_measured_is_said(foreign):
     subject = zoo.make("llama")
     subject.model.set_attn_implementation("foreign")
-    sinks = nn.Parameter(torch.zeros(4))
     for layer in subject.model.layers:
         original = layer.self_attn.forward
-        layer.self_attn.forward = lambda *args, original=original, **options: original(*args, **options, s_aux=sinks)
+        layer.self_attn.forward = lambda *args, original=original, **options: original(*args, **options, cache=object())
     with pytest.warns(
         UserWarning,
-        match=r"layers\.\d\.self_attn: not measured: attn_implementation='foreign' with attention sinks \(s_aux\)\. "
+        match=r"layers\.\d\.self_attn: not measured: attn_implementation='foreign' with a paged cache\. "
         r"model\.set_attn_implementation\('eager'\) shows its scores\.$",
     ):
         record = record_of(subject.model, *subject.inputs.values())

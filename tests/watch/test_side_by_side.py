@@ -71,7 +71,7 @@ def test_the_signs_are_those_of_all_keys(meet, training):
     z = net.z.detach()
     if meet is hidden_early:
         z = torch.where(z > -5e3, z, -torch.inf)
-    places = [place for start, stop in net.scored if stop - start > 1 for place in range(start, stop)]
+    places = [index for start, stop in net.scored if stop - start > 1 for index in range(start, stop)]
     p = z.softmax(-1)
     entropy = torch.special.entr(p).sum(-1).mean((0, 2))
     seen = z.isfinite()

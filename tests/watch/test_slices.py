@@ -124,7 +124,7 @@ class Looped(nn.Module):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("full", [True, False], ids=["full", "light"])
+@pytest.mark.parametrize("full", [True, False], ids=["full", "intercepted"])
 @pytest.mark.parametrize("batch", [1, BATCH, HEADS])
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_any_operation_on_some_heads_at_a_time(name, way, batch, full):

@@ -27,8 +27,8 @@ def test_what_is_freed_is_forgotten_while_more_is_put():
     # what stays of a freed storage lies between a model's activations, and splits the memory that they would use again
     facts: Storages[int] = Storages()
     kept = [torch.zeros(5) for _ in range(10)]
-    for place, tensor in enumerate(kept):
-        facts.put(tensor, place)
+    for index, tensor in enumerate(kept):
+        facts.put(tensor, index)
     for number in range(1000):
         facts.put(torch.zeros(7), number)
         assert len(facts._facts) <= len(kept) + FEW + 1

@@ -9,7 +9,7 @@ import attemper
 from attemper.errors import InputError
 from attemper.watch.attach import attachment as attach
 from attemper.watch.attach.gradients import NO_GRADIENTS
-from attemper.watch.passes import LEFT_OUT, ONLY_OTHERS, UNFINISHED
+from attemper.watch.observer import LEFT_OUT, ONLY_OTHERS, UNFINISHED
 from watched import Block, stack, state
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -192,21 +192,23 @@ def test_evaluation_that_does_not_count_is_not_measured(monkeypatch):
 def test_a_long_run_holds_its_last_steps(tmp_path, file):
     model, path = Block(), tmp_path / "run.jsonl"
     options = {"path": path} if file else {}
-    with attemper.watch(model, keep=3, **options) as watch:
+    with attemper.watch(model, keep_steps=3, **options) as watch:
         for step in range(7):
             model(X)
             watch.step()
             assert watch.record.steps == list(range(max(0, step - 2), step + 1))
     (note,) = watch.record.notes
     assert note.startswith("only the last 3 steps")
-    assert (f"attemper.Record.read({str(path)!r})" if file else "keep=") in note
+    assert (f"attemper.Record.read({str(path)!r})" if file else "keep_steps=") in note
     if file:
         whole = attemper.Record.read(path)
         assert (whole.steps, whole.notes) == (list(range(7)), [])
         assert repr(whole.filter(steps=[4, 5, 6]).to_dicts()) == repr(watch.record.to_dicts())
     for keep in (0, -1, 2.0, True):
-        with pytest.raises(InputError, match=r"^watch\(\): `keep` must be a whole number of steps, at least 1; got"):
-            attemper.watch(model, keep=keep)
+        with pytest.raises(
+            InputError, match=r"^watch\(\): `keep_steps` must be a whole number of steps, at least 1; got"
+        ):
+            attemper.watch(model, keep_steps=keep)
 
 
 def test_memory_stays_flat(tmp_path):
@@ -218,7 +220,7 @@ def test_memory_stays_flat(tmp_path):
             watch.step()
     assert watch.record.steps == list(range(3, 103))
     model, x = Block(128, 64), torch.randn(1, 2, 128)
-    with attemper.watch(model, keep=10) as watch:
+    with attemper.watch(model, keep_steps=10) as watch:
         for _ in range(130):
             model(x)
             watch.step()

@@ -18,7 +18,7 @@ def by_definition(logits, keep):
     mean = z.where(seen, 0).sum(-1) / count
     lse = z.logsumexp(-1)
     entropy = torch.special.entr(weights).sum(-1)
-    p2 = weights.square().sum(-1)
+    sum_p2 = weights.square().sum(-1)
     top = weights.amax(-1)
     rows = {
         "visible": count.double(),
@@ -26,10 +26,10 @@ def by_definition(logits, keep):
         "variance": (z - mean.unsqueeze(-1)).where(seen, 0).square().sum(-1) / count,
         "lse": lse,
         "entropy": entropy,
-        "p2": p2,
+        "sum_p2": sum_p2,
         "top_weight": top,
         "effective_keys": entropy.exp(),
-        "jacobian_trace": 1 - p2,
+        "jacobian_trace": 1 - sum_p2,
     }
     counted = (count > 0) & keep[:, None, :]
     folded = {name: (row * counted).nan_to_num(0).sum((0, 2)) / counted.sum((0, 2)) for name, row in rows.items()}

@@ -1,4 +1,4 @@
-"""The typer application, what all commands share, and how every error becomes a sentence and an exit code."""
+"""The typer application, the options that all commands share, and how errors become a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Command(TyperCommand):
-    """A command whose --help handles a full disk and a closed stdout as all other output does; with -q and -v."""
+    """A command with -q and -v, whose --help handles a full disk and a closed stdout like all other output."""
 
     def __init__(self, *words: Any, params: list[Any], **options: Any) -> None:
         super().__init__(*words, params=[*params, *typer.main.get_command(_every).params], **options)
@@ -63,8 +63,8 @@ class _Commands(TyperGroup):
             # during an import, a signal may surface as another exception
             if stopping.number is None and not isinstance(error, KeyboardInterrupt):
                 raise
-            kept = " ".join(getattr(error, "__notes__", ())) or "Nothing was kept."
-            note(f"Stopped by {stopping.name}. {kept}")
+            saved = " ".join(getattr(error, "__notes__", ())) or "Nothing was kept."
+            note(f"Stopped by {stopping.name}. {saved}")
             stopping.reported = True
             raise typer.Exit(INTERRUPTED) from None
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None, stopping: Stopping) -> int:
-    """The exit code. Errors that the user can do something about are printed as a sentence, without a traceback."""
+    """Run a command and return its exit code. Errors that the user can fix are printed as a sentence, without a traceback."""
     try:
         if sys.stdout is None:
             raise InputError("stdout is closed, so nothing can be printed. Redirect it: > out.txt, or > /dev/null.")
@@ -127,7 +127,7 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _open_streams() -> None:
-    """Open what is closed of stdin, stdout and stderr: the next file to be opened would get that number, and our output."""
+    """Open stdin, stdout and stderr where they are closed: the next file would get that number, and with it our output."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -164,7 +164,7 @@ def _root(
 
 
 def _keep(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> None:
-    """Keep an option that every command has for ``Command.invoke``."""
+    """Keep -q and -v for ``Command.invoke``."""
     ctx.meta[str(param.name)] = value
 
 
@@ -184,7 +184,7 @@ def _options(
 
 
 def _trace(error: BaseException) -> None:
-    """Print where an error came from, and what it was made from."""
+    """Print the traceback of an error and of its causes."""
     shown: BaseException | None = error
     while shown is not None:
         shown.__suppress_context__ = False
@@ -210,7 +210,7 @@ def note(line: str) -> None:
 
 
 def failed(*sentences: str) -> typer.Exit:
-    """Ends a command with 1; the sentences are printed, also with -q."""
+    """An exit with 1 and these sentences, which -q prints too."""
     ended = typer.Exit(1)
     for sentence in sentences:
         ended.add_note(sentence)
@@ -218,7 +218,7 @@ def failed(*sentences: str) -> typer.Exit:
 
 
 def say(words: str) -> bool:
-    """Print to stdout. Returns False if the reader left early (`| head`)."""
+    """Print to stdout; False if the reader left early (`| head`)."""
     return deliver(lambda: print(words))
 
 
@@ -253,7 +253,7 @@ def finish(show: Callable[[], object], write: Callable[[], object] | None = None
 
 
 def _helped(help_of: Callable[[Any], str], ctx: Any) -> str:
-    """Print the help of a command here, and leave nothing for typer to print."""
+    """Print the help of a command here, so that typer prints nothing."""
 
     def show() -> None:
         try:
@@ -266,7 +266,7 @@ def _helped(help_of: Callable[[Any], str], ctx: Any) -> str:
 
 
 def _hush() -> None:
-    """Send what is still buffered to the null device, so that the final flush does not fail."""
+    """Send the rest of the buffer to the null device, so that the final flush does not fail."""
     with contextlib.suppress(OSError, ValueError):  # not a real file, in a test or a notebook
         empty = os.open(os.devnull, os.O_WRONLY)
         os.dup2(empty, sys.stdout.fileno())

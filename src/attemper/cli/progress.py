@@ -1,4 +1,4 @@
-"""progress: what the command is doing, on stderr, from before the first slow import."""
+"""progress: what the command is doing, on stderr, shown from before the first slow import."""
 
 from __future__ import annotations
 
@@ -41,3 +41,12 @@ class _Lines:
         elif now - self.last >= EVERY:
             self.last = now
             print(safe(words), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def busy(words: str) -> Iterator[None]:
+    """On a terminal, a line on stderr while something is done, and none afterwards; elsewhere nothing."""
+    with progress() as update:
+        if not isinstance(update, _Lines):
+            update(words)
+        yield

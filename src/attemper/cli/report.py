@@ -1,4 +1,4 @@
-"""attemper report: what a watch recorded of a training: one screen of text, or a page with every head over time."""
+"""attemper report: the record of a training as one screen of text, or as a page with every head over time."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ def report(file: RecordFile, as_json: AsJson = False, output: PageFile = None, f
     with progress() as note_progress:
         note_progress("loading torch")
         from ..report import run
-        from ..report.run_text import text
         from ..watch.examine import read
 
         note_progress(f"reading {file.name}")
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             record = read(file, "report")
-    for one in told:
-        note(f"Note: {str(one.message).removeprefix('report: ')}")
-    found = run.document(record, file.name)
+    for warning in caught:
+        note(f"Note: {str(warning.message).removeprefix('report: ')}")
+    document = run.document(record, file.name)
 
     def write() -> None:
         if output is not None:
             html = output.suffix.lower() == ".html"
-            save(output, run.html(found).encode() if html else json_bytes(found))
+            save(output, run.html(document).encode() if html else json_bytes(document))
             note(f"{output} written" + ("; open it in a browser" if html else ""))
 
-    shown = escaped_json(found) if as_json else text(found, shutil.get_terminal_size().columns)
+    shown = escaped_json(document) if as_json else run.text(document, shutil.get_terminal_size().columns)
     finish(lambda: print(shown), write)

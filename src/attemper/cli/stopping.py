@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM. The first stops the work and says what was kept; a second one, or ten seconds inside C code, exits at once.
+"""Ctrl-C and SIGTERM. The first stops the work and prints what was kept; a second one, or ten seconds in C code, exits at once.
 
 Python runs a signal handler between two bytecode instructions, so a long call into C delays it. A thread reads every signal from
 a pipe, waits for the handler, and exits the process if the handler does not run in time. Inside an import no exception is raised,
@@ -20,14 +20,14 @@ from typing import Any
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP: its terminal is gone"}
 PATIENCE = 10.0  # seconds for a call into C to come back
-AGAIN = 1.0  # seconds after which a signal is a second one, and not the same key press by way of a parent
-AFTER = 0.02  # seconds until a signal that was lost is sent again
-IMPORTING = 1.0  # seconds that an import gets to end
+SECOND_AFTER = 1.0  # seconds; earlier, a signal may be the same key press, passed on by a parent
+RESEND_AFTER = 0.02  # seconds until a lost signal is sent again
+IMPORTING = 1.0  # seconds for an import to end
 REPEAT, END = 255, 0  # in the pipe, in addition to the signals' numbers
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the command. Code that keeps results adds a note (``add_note``): what is kept, where, and how to resume."""
+    """A signal ended the command. Code that keeps results adds a note (``add_note``): what it kept, where, and how to resume."""
 
 
 class Stopping:
@@ -37,14 +37,14 @@ class Stopping:
         self.number: int | None = None
         self._before: dict[int, Any] = {}
         self._raised = threading.Event()
-        self.reported = False  # whether the user was told that it stopped and what was kept
+        self.reported = False  # whether a sentence for the user was printed
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is not threading.main_thread():
             return self  # signals are the main thread's
         for name in NAMES:
             number = getattr(signal, name, None)  # Windows has no SIGHUP
-            # what is ignored stays ignored: nohup, and a shell's jobs in the background
+            # an ignored signal stays ignored: under nohup, and in a background job of a shell
             if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 self._before[number] = signal.signal(number, self._handle)
         if os.name == "posix":
@@ -57,7 +57,7 @@ class Stopping:
         if self._before and os.name == "posix":
             signal.set_wakeup_fd(self._wakeup)
             sys.unraisablehook = self._hook
-            os.write(self._writing, bytes([END]))  # a fork may hold the pipe open, so closing it says nothing
+            os.write(self._writing, bytes([END]))  # closing the pipe is no message: a fork may hold it open
             self._thread.join()
             os.close(self._writing)
             os.close(self._reading)
@@ -65,17 +65,17 @@ class Stopping:
 
     @property
     def name(self) -> str:
-        """Who stopped it, in words."""
+        """The signal in words."""
         return NAMES.get(signal.Signals(self.number).name, "") if self.number is not None else NAMES["SIGINT"]
 
     @property
     def code(self) -> int:
-        """What a shell says of a program that this signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+        """The exit code that shells use for this signal: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.number or signal.SIGINT)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._raised.is_set():
-            return  # the thread decides about a second one
+            return  # the thread handles a second one
         self.number = self.number or number
         if os.name == "posix" and _is_importing(frame):
             os.write(self._writing, bytes([REPEAT]))
@@ -91,7 +91,7 @@ class Stopping:
         self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._hook: Callable[[Any], Any] = sys.unraisablehook
         sys.unraisablehook = self._lost
-        self._thread = threading.Thread(target=self._hear, name="attemper-signals", daemon=True)
+        self._thread = threading.Thread(target=self._read_signals, name="attemper-signals", daemon=True)
         self._thread.start()
 
     def _lost(self, unraisable: Any) -> None:
@@ -101,21 +101,21 @@ class Stopping:
         else:
             self._hook(unraisable)
 
-    def _hear(self) -> None:
+    def _read_signals(self) -> None:
         first, repeats = None, 0  # repeats: signals that were sent again and not yet received
         while True:
             wait = None if first is None or self._raised.is_set() else max(0.0, first + PATIENCE - time.monotonic())
             if not select.select([self._reading], [], [], wait)[0]:
                 if not self._raised.is_set():
-                    self._leave("the step under way cannot be interrupted, so the process was ended at once")
+                    self._exit("the step under way cannot be interrupted, so the process was ended at once")
                 continue
             received = os.read(self._reading, 1)
             if received[0] == END:
                 return
             if received[0] == REPEAT:
                 if not self._raised.is_set() and first is not None and time.monotonic() - first > IMPORTING:
-                    self._leave("modules were being loaded, so the process was ended at once")
-                time.sleep(AFTER)
+                    self._exit("modules were being loaded, so the process was ended at once")
+                time.sleep(RESEND_AFTER)
                 self._raised.clear()
                 repeats += 1
                 signal.pthread_kill(threading.main_thread().ident or 0, self.number or signal.SIGINT)
@@ -123,11 +123,11 @@ class Stopping:
                 repeats -= 1
             elif received[0] in self._before and first is None:
                 first, self.number = time.monotonic(), received[0]
-            elif received[0] in self._before and first is not None and time.monotonic() - first > AGAIN:
-                self._leave("a second time, so the process was ended at once")
+            elif received[0] in self._before and first is not None and time.monotonic() - first > SECOND_AFTER:
+                self._exit("a second time, so the process was ended at once")
 
-    def _leave(self, why: str) -> None:
-        """End this process now. Workers see that it is gone and end too."""
+    def _exit(self, why: str) -> None:
+        """End this process now; its workers then end too."""
         cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
         with contextlib.suppress(OSError):
             os.write(2, f"{cursor}Stopped by {self.name}: {why}.\n".encode())

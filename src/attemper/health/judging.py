@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._display import plural
 from ..errors import InputError, checked_options
-from .finding import Finding, HeadRow, listed
-from .logits import coarse, high
-from .patterns import TELL, patterns
-from .thresholds import CROWD, DRAWN, FAULTS, LEVELS, NAMES
+from .faults import FAULTS
+from .finding import Finding, HeadRow, listed, number
+from .patterns import TELL, coarse, high, patterns
+from .thresholds import CROWD, DRAWN, FORMED, KINDS, LEVELS, NAMES
 
 if TYPE_CHECKING:
     from ..watch import Record
@@ -24,8 +24,8 @@ class Audited(Protocol):
     layer: str
     kind: str
     fault: str | None
-    says: str
-    todo: str
+    message: str
+    advice: str
     applied: float | None
 
 
@@ -36,6 +36,8 @@ def findings(
     order: Sequence[tuple[str, str]] | None = None,
     drawn: Sequence[str] = (),
     others: Iterable[Finding] = (),
+    finished: bool = False,
+    formed: bool = False,
 ) -> list[Finding]:
     """Findings about the heads of a model, the worst first, then in the order the layers run.
 
@@ -44,62 +46,88 @@ def findings(
             or None was not measured, and there is no finding about it.
         layers: a row per layer: ``layer``, ``kind``, ``route``, ``dtype``, ``softcap``, ``scale``, as a scan's document has them.
         audit: the result of the scale audit for each layer.
-        order: (layer, kind) in the order they ran; None: as the rows come.
+        order: (layer, kind) in the order they ran; None: the order of the rows.
         drawn: names of weights of embeddings and attention that were not loaded but initialised at random.
-        others: findings that were made elsewhere, to be put in order with the rest.
+        others: further findings, which are sorted with the rest.
+        finished: the model is no longer trained, as a scan takes it: a large logit is judged by what it does, and not as a
+            warning of larger ones.
+        formed: in an earlier step some head was far from uniform, so training has begun and flat heads are a warning. If False,
+            one such head among these rows shows it too.
     """
-    facts = {(row["layer"], row["kind"]): row for row in layers}
+    info = {(row["layer"], row["kind"]): row for row in layers}
     grouped: dict[tuple[str, str], list[HeadRow]] = {place: [] for place in order or ()}
     for row in heads:
         grouped.setdefault((row["layer"], row["kind"]), []).append(row)
     grouped = {place: rows for place, rows in grouped.items() if rows}
-    found = _not_a_number(grouped) + _drawn(drawn, list(grouped))
+    others = list(others)
+    born = any(one.name == "nan" for one in others)  # it is known where
+    unsorted = ([] if born else _not_a_number(grouped)) + _drawn(drawn, list(grouped))
+    formed = formed or any(is_formed(row) for rows in grouped.values() for row in rows)
     for place, rows in grouped.items():
-        sound = [row for row in rows if not _broken(row)]
+        sound = [row for row in rows if not is_broken(row)]
         about = [(row, patterns(row)) for row in sound]
         counts = Counter(_ALIKE.get(name, name) for _, names in about for name in names)
         for row, names in about:
             crowd = {name for name in names if counts[_ALIKE.get(name, name)] >= CROWD.value * len(rows)}
-            sizes = [say(row, facts.get(place, {}), names) for say in (high, coarse)]
-            found += [one for one in sizes if one is not None] + [TELL[name](row, name in crowd) for name in names]
-    found += [*others, *(_of_scale(one) for one in audit if one.fault is not None)]
+            crowd -= set() if formed else {"flat"}
+            about_layer = info.get(place, {})
+            sizes = [high(row, about_layer, names, finished), coarse(row, about_layer, names)]
+            unsorted += [size for size in sizes if size is not None]
+            unsorted += [TELL[name](row, name in crowd) for name in names]
+    unsorted += [*others, *(_of_scale(finding) for finding in audit if finding.fault is not None)]
     places = {place: number for number, place in enumerate(grouped)}
 
-    def rank(one: Finding) -> tuple[int, int, int, int]:
-        place = places.get((one.layer, one.kind), -1)
-        return -LEVELS.index(one.level), NAMES.index(one.name), place, -1 if one.head is None else one.head
+    def rank(finding: Finding) -> tuple[int, int, int, int]:
+        place = places.get((finding.layer, finding.kind), -1)
+        return (
+            -LEVELS.index(finding.level),
+            NAMES.index(finding.name),
+            place,
+            -1 if finding.head is None else finding.head,
+        )
 
-    return sorted(found, key=rank)
+    return sorted(unsorted, key=rank)
 
 
-def verdict(findings: Sequence[Finding], heads: int | None = None) -> tuple[str, str]:
+def verdict(findings: Sequence[Finding], heads: int | None = None, unjudged: Sequence[str] = ()) -> tuple[str, str]:
     """The level of the worst finding, and one line about it in plain words.
 
     Args:
         findings: the worst first, as :func:`findings` gives them.
         heads: how many heads there are; None: not known.
+        unjudged: what applies to the model and was not judged: with it, nothing is called healthy.
     """
-    worst = [one for one in findings if one.level == findings[0].level]
+    left = f". Not judged: {'; '.join(unjudged)}." if unjudged else "."
+    well = "No fault found in what was judged" if unjudged else "Healthy"
+    worst = [finding for finding in findings if finding.level == findings[0].level]
     if not worst or worst[0].level == "healthy":
-        return "ok", "Healthy: no problem was found."
+        return ("note", well + left) if unjudged else ("ok", "Healthy: no problem was found.")
     first, level = worst[0], worst[0].level
     if first.name == "weights":
         number = int(first.value or 0)
         verb = "was" if number == 1 else "were"
         return level, f"Not the trained model: {plural(number, 'weight')} {verb} initialised at random."
     if level == "note":
-        remarks = ", ".join(plural(times, _COUNTED[name]) for name, times in Counter(one.name for one in worst).items())
-        return level, f"Healthy, with remarks ({remarks})."
-    same = [one for one in worst if (one.name, one.fault) == (first.name, first.fault)]
-    serious = sum(LEVELS.index(one.level) >= LEVELS.index("warn") for one in findings)
+        times = Counter((one.name, one.title if one.name == "attention" else "") for one in worst)
+        remarks = ", ".join(title or plural(count, KINDS[name].counted) for (name, title), count in times.items())
+        return level, f"{well}, with remarks ({remarks}){left}"
+    same = [finding for finding in worst if (finding.name, finding.fault) == (first.name, first.fault)]
+    serious = sum(LEVELS.index(finding.level) >= LEVELS.index("warn") for finding in findings)
     more = f" ({plural(serious - len(same), 'other finding')})" if serious > len(same) else ""
     return level, f"{_OPENINGS[level]}: {_subject(same, heads)}{more}."
+
+
+def is_formed(row: HeadRow) -> bool:
+    """Whether a head is so far from uniform that training has made it so."""
+    evenness = number(row, "evenness")
+    return evenness is not None and evenness < FORMED.value
 
 
 @checked_options
 def check(record: Record, step: int | None = None) -> list[Finding]:
     """Findings from the record of a watch alone, the worst first.
 
+    A record is taken as one of training: large logits are a warning there, and not in a scan of a finished model.
     A record has no tokens, so a sink or a positional head cannot be distinguished from a collapsed one: a scan finds more.
     A NaN is reported where it first appears, in any step.
 
@@ -115,50 +143,41 @@ def check(record: Record, step: int | None = None) -> list[Finding]:
         >>> attemper.health.check(watch.record)[0].level
         'critical'
     """
+    return check_step(record, step)
+
+
+def check_step(record: Record, step: int | None = None, formed: bool = False) -> list[Finding]:
+    """:func:`check`, of a model that an earlier record may have shown to be trained."""
     steps = record.steps
     if step is not None and step not in steps:
-        raise InputError(f"check(): `step` must be one that was watched; got {step!r}. There are: {listed(steps)}.")
+        known = f"There are: {listed(steps)}." if steps else "The record has none: watch one first."
+        raise InputError(f"check(): `step` must be one that was watched; got {step!r}. {known}")
     rows = record.to_dicts()
     last = max(steps, default=0) if step is None else step
-    layers = [{"layer": layer, **facts.to_dict()} for (layer, _), facts in record.facts.items()]
-    found = findings([row for row in rows if row["step"] == last], layers)
-    broken = [row["step"] for row in rows if row["step"] <= last and _broken(row)]
+    layers = [{"layer": layer, **info.to_dict()} for (layer, _), info in record.info.items()]
+    formed = formed or any(is_formed(row) for row in rows if row["step"] <= last)
+    latest = findings([row for row in rows if row["step"] == last], layers, formed=formed)
+    broken = [row["step"] for row in rows if row["step"] <= last and is_broken(row)]
     if broken:
         first = findings(row for row in rows if row["step"] == min(broken))
-        found = [one for one in first if one.name == "nan"] + [one for one in found if one.name != "nan"]
-    return found
+        latest = [finding for finding in latest if finding.name != "nan"]
+        return [finding for finding in first if finding.name == "nan"] + latest
+    return latest
 
 
-_COUNTED = {
-    "attention": "difference in precision",
-    "scale": "unusual scale",
-    "peak": "high logit",
-    "overflow": "coarse score",
-    "collapsed": "collapsed head",
-    "saturated": "saturated head",
-    "flat": "flat head",
-    "dead": "text-blind head",
-}
-_VERBS = {
-    "peak": ("has logits up to {}", "have logits up to {}"),
-    "overflow": ("has scores too coarse for its dtype", "have scores too coarse for their dtype"),
-    "collapsed": ("has collapsed", "have collapsed"),
-    "saturated": ("is saturated", "are saturated"),
-    "flat": ("is flat", "are flat"),
-    "dead": ("ignores the text", "ignore the text"),
-}
 _ALIKE = {"collapsed": "sharp", "saturated": "sharp"}  # together they make a crowd
-_OPENINGS = {"warn": "Worth a look", "act": "Needs work", "critical": "In danger", "diverging": "Broken"}
+_OPENINGS = {"warn": "Worth a look", "error": "Needs work", "critical": "In danger", "diverging": "Broken"}
 
 
-def _of_scale(one: Audited) -> Finding:
-    level, source, _ = FAULTS[str(one.fault)]
-    return Finding("scale", level, one.layer, one.kind, None, one.applied, None, source, one.says, one.todo, one.fault)
+def _of_scale(audited: Audited) -> Finding:
+    level, source = FAULTS[str(audited.fault)][:2]
+    where, said = (audited.layer, audited.kind, None), (audited.message, audited.advice, audited.fault)
+    return Finding("scale", level, *where, audited.applied, None, source, *said)
 
 
 def _not_a_number(grouped: Mapping[tuple[str, str], list[HeadRow]]) -> list[Finding]:
-    """One finding for the first layer whose numbers are not finite: later layers may have them from there."""
-    broken = {place: [row for row in rows if _broken(row)] for place, rows in grouped.items()}
+    """One finding for the first layer whose numbers are not finite: later layers may have inherited them."""
+    broken = {place: [row for row in rows if is_broken(row)] for place, rows in grouped.items()}
     spoiled = [place for place, rows in broken.items() if rows]
     if not spoiled:
         return []
@@ -172,9 +191,11 @@ def _not_a_number(grouped: Mapping[tuple[str, str], list[HeadRow]]) -> list[Find
         if len(spoiled) > 1
         else ""
     )
-    says = f"NaN or infinity appears here first{step}, in {who}.{after}"
-    todo = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
-    return [Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", says, todo, None)]
+    message = f"NaN or infinity appears here first{step}, in {who}.{after}"
+    advice = "Look at this layer's weights and at what runs just before it; in float16 or bfloat16, try float32."
+    return [
+        Finding("nan", "diverging", *first, heads[0] if alone else None, None, None, "IEEE 754", message, advice, None)
+    ]
 
 
 def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Finding]:
@@ -186,29 +207,28 @@ def _drawn(names: Sequence[str], places: Sequence[tuple[str, str]]) -> list[Find
     which = f"{plural(len(names), 'weight')} of its embeddings and attention layers"
     verb = "is not in the files and was" if len(names) == 1 else "are not in the files and were"
     which_names = f"{names[0]}{', …' if len(names) > 1 else ''}"
-    says = f"{which} {verb} initialised at random ({which_names}): the numbers here are not those of the trained model."
-    todo = "Save the whole model again with save_pretrained(), or correct the layers in config.json."
+    message = (
+        f"{which} {verb} initialised at random ({which_names}): the numbers here are not those of the trained model."
+    )
+    advice = "Save the whole model again with save_pretrained(), or correct the layers in config.json."
     number = float(len(names))
-    return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, says, todo, None)]
+    return [Finding("weights", DRAWN.level, *first, None, number, DRAWN.value, DRAWN.source, message, advice, None)]
 
 
-def _broken(row: HeadRow) -> bool:
-    """Whether a head that has rows has a sign that is not a number."""
+def is_broken(row: HeadRow) -> bool:
+    """Whether a sign of a head with rows is not a number."""
     if not row.get("rows"):
         return False
     signs = [row[name] for name in ("peak", "mean", "variance", "entropy") if name in row]
     return any(sign is None or not math.isfinite(sign) for sign in signs)
 
 
-def _where(one: Finding) -> str:
-    return f"{one.layer or 'the model'}" + ("" if one.head is None else f" head {one.head}")
-
-
 def _subject(same: Sequence[Finding], heads: int | None) -> str:
-    """Findings of one name in a few words: which heads, and what was found."""
+    """Findings of one name in a few words: which heads, and what they do."""
     first, many = same[0], len(same) > 1
-    if first.head is None or first.name not in _VERBS:
-        return f"{first.title} in {plural(len(same), 'layer') if many else _where(first)}"
-    who = f"{len(same)}{'' if heads is None else f' of {heads}'} heads" if many else _where(first)
-    reach = max((one.value for one in same if one.value is not None), default=0.0)
-    return f"{who} {_VERBS[first.name][many].format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"
+    if first.head is None or not KINDS[first.name].one:
+        return f"{first.title} in {plural(len(same), 'layer') if many else first.where}"
+    who = f"{len(same)}{'' if heads is None else f' of {heads}'} heads" if many else first.where
+    reach = max((finding.value for finding in same if finding.value is not None), default=0.0)
+    verb = KINDS[first.name].several if many else KINDS[first.name].one
+    return f"{who} {verb.format(f'{reach:.3g}' if reach < 1000 else f'{reach:,.0f}')}"

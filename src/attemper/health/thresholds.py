@@ -4,59 +4,126 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-LEVELS = ("healthy", "ok", "note", "warn", "act", "critical", "diverging")
+LEVELS = ("healthy", "ok", "note", "warn", "error", "critical", "diverging")
 """From harmless to diverged. ``ok`` is the verdict if no finding is above ``healthy``."""
 
-NAMES = (
-    *("weights", "nan", "attention", "scale", "peak", "overflow"),
-    *("collapsed", "saturated", "flat", "dead", "sink", "positional"),
-)
-"""The names of findings. Of two with the same level, the earlier comes first."""
+
+class Kind(NamedTuple):
+    """A kind of finding: its heading, its noun in a count of notes, and what one head, and several, are said to do."""
+
+    title: str
+    counted: str = ""
+    one: str = ""
+    several: str = ""
+
+
+KINDS = {
+    "weights": Kind("randomly initialised weights"),
+    "nan": Kind("NaN or infinity"),
+    "attention": Kind("attention"),
+    "scale": Kind("scale", "unusual scale"),
+    "peak": Kind("large logits", "high logit", "has logits up to {}", "have logits up to {}"),
+    "overflow": Kind(
+        "scores coarse or near overflow",
+        "coarse score",
+        "has scores too coarse for its dtype",
+        "have scores too coarse for their dtype",
+    ),
+    "collapsed": Kind("collapsed", "collapsed head", "has collapsed", "have collapsed"),
+    "saturated": Kind("saturated", "saturated head", "is saturated", "are saturated"),
+    "flat": Kind("flat", "flat head", "is flat", "are flat"),
+    "dead": Kind("the same for every text", "text-blind head", "ignores the text", "ignore the text"),
+    "sink": Kind("attention sink"),
+    "positional": Kind("attends to a neighbouring token"),
+}
+"""By the name of the finding. A fault has a title of its own. Of two findings with the same level, the earlier comes first."""
+NAMES = tuple(KINDS)
 
 
 class Threshold(NamedTuple):
-    """A number, the level of what exceeds it, and its source."""
+    """A number, the level of what exceeds it, its source, and for logits why it matters and what to do."""
 
     value: float
     level: str
     source: str
+    why: str = ""
+    advice: str = ""
 
 
 OURS = "attemper's own, no published number"
 STUDY = "docs/training.md, warning"  # 52 failing and 25 healthy runs of a small language model
+CHECKPOINTS = "docs/checkpoints.md"  # published models that work
 ULP = "half a unit in the last place of the largest logit, through exp"
 
 PEAK = (
-    Threshold(1e4, "diverging", "Wortsman et al. 2023, arXiv 2309.14322: every run with logits above 1e4 diverged"),
-    Threshold(1e3, "critical", "Kimi K2, arXiv 2507.20534: the loss spikes with logits above 1000"),
+    Threshold(
+        1e4,
+        "diverging",
+        "Wortsman et al. 2023, arXiv 2309.14322: every run with logits above 1e4 diverged",
+        "every run of Wortsman et al. with logits this large diverged",
+        "Go back to a checkpoint from before the logits grew; add QK-norm or QK-Clip; lower the learning rate.",
+    ),
+    Threshold(
+        1e3,
+        "critical",
+        "Kimi K2, arXiv 2507.20534: the loss spikes with logits above 1000; "
+        f"{CHECKPOINTS}: the largest logit of twelve published models is 382",
+        "at this size the loss of other models spiked",
+        "Stop, go back to an earlier checkpoint, and add QK-norm or QK-Clip before training on.",
+    ),
     Threshold(
         100,
-        "act",
+        "error",
         "Kimi K2, arXiv 2507.20534: QK-Clip acts at 100; Swin v2 holds its scale under 100; "
         f"{STUDY}: 0 of 25 healthy runs passed it",
+        "logits that large keep growing while training, until the loss spikes",
+        "Clip this head (QK-Clip multiplies its W_q and W_k by √(100/peak)), or add QK-norm; lower the learning rate.",
     ),
     Threshold(
-        50, "warn", f"Gemma 2 caps its logits at 50; {STUDY}: 52 of 52 failing and 6 of 25 healthy runs passed it"
+        50,
+        "warn",
+        f"Gemma 2 caps its logits at 50; {STUDY}: 52 of 52 failing and 6 of 25 healthy runs passed it",
+        "its attention is nearly one-hot, and half-precision scores are too coarse for it",
+        "While training: lower the learning rate or add QK-norm. Compute scores in float32.",
     ),
-    Threshold(30, "note", "Grok-1 caps its logits at 30; Kimi K2, arXiv 2507.20534: a clip at 30 cost nothing"),
+    Threshold(
+        30,
+        "note",
+        "Grok-1 caps its logits at 30; Kimi K2, arXiv 2507.20534: a clip at 30 cost nothing",
+        "sharp, but harmless in float32",
+        "Nothing to do; watch it while the model trains.",
+    ),
 )
-"""The levels of the largest logit, the highest first."""
+"""The levels of the largest logit of a model that trains, the highest first. One that is no longer trained has "warn" and "error"
+only in saturated heads, and a note in others."""
 
 OVERFLOW = (
     Threshold(1 / 2, "critical", "IEEE 754: a float16 ends at 65504, and what is larger is stored as infinity"),
     Threshold(1 / 8, "warn", OURS),
 )
-ROUNDING = (Threshold(0.5, "act", ULP), Threshold(0.25, "warn", ULP), Threshold(0.1, "note", ULP))
+ROUNDING = (Threshold(0.5, "error", ULP), Threshold(0.25, "warn", ULP), Threshold(0.1, "note", ULP))
 STORED = {"float16": (65504.0, 11), "bfloat16": (3.39e38, 8)}
-"""Largest number and bits of precision of the dtypes in which stored scores can hurt."""
+"""The largest number and the bits of precision of the dtypes in which stored scores lose digits."""
 
 COLLAPSED = Threshold(
     0.05,
     "note",
-    f"{OURS}; near-zero entropy before divergence: ViT-22B, arXiv 2302.05442; {STUDY}: 7 of 25 healthy runs passed it",
+    f"{OURS}; near-zero entropy before divergence: ViT-22B, arXiv 2302.05442; {STUDY}: 7 of 25 healthy runs passed it; "
+    f"{CHECKPOINTS}: no head of twelve published models",
 )
-SATURATED = Threshold(0.5, "note", f"{OURS}; {STUDY}: 9 of 25 healthy runs passed it")
+SATURATED = Threshold(
+    0.5,
+    "note",
+    f"{OURS}; {STUDY}: 9 of 25 healthy runs passed it; {CHECKPOINTS}: no head of twelve published models",
+)
 FLAT = Threshold(0.99, "note", f"{OURS}; why flat attention stops learning: Noci et al. 2022, arXiv 2206.03126")
+FORMED = Threshold(
+    0.9,
+    "healthy",
+    f"{OURS}: of 48 heads of small language models six were above 0.99 again after they had left it, and none that had been "
+    "below 0.9",
+)
+"""Training begins with flat heads: they are a warning where another head of the model has an evenness below this."""
 DEAD = Threshold(0.02, "note", OURS)
 SINK = Threshold(0.3, "healthy", "Gu et al. 2024, arXiv 2410.10781: a mean weight above 0.3 on one key")
 POSITIONAL = Threshold(0.5, "healthy", f"{OURS}; such heads: Clark et al. 2019, arXiv 1906.04341, §3.1")
@@ -74,61 +141,9 @@ TABLE = {
     "saturated": ("share of rows with 0.99 of their weight on one of 8 keys or more, above", (SATURATED,)),
     "flat": ("evenness, above", (FLAT,)),
     "collapsed, saturated, flat": ("share of a layer's heads with this finding, from", (CROWD,)),
+    "flat, half of a layer": ("evenness of another head of the model, as training begins flat, below", (FORMED,)),
     "dead": ("total variation between the weights for different texts, below", (DEAD,)),
     "sink": ("mean weight on a first or special token, above", (SINK,)),
-    "positional": ("mean weight on the token before, itself or after, above", (POSITIONAL,)),
+    "positional": ("mean weight on the token itself, or on one up to two places away, above", (POSITIONAL,)),
 }
 """For the documentation: finding → what is compared, and its thresholds."""
-
-
-class Fault(NamedTuple):
-    """What can be wrong with a scale: its level, the source, and its name in a heading: "scaled twice in layer 3"."""
-
-    level: str
-    source: str
-    title: str
-
-
-FAULTS = {
-    "sqrt_dmodel": Fault(
-        "warn", "Vaswani et al. 2017, §3.2.1: √d_k, the width of one head", "√d_model instead of √d_k"
-    ),
-    "twice": Fault("act", "Vaswani et al. 2017, §3.2.1: one factor of 1/√d_k", "scaled twice"),
-    "after_softmax": Fault(
-        "act", "Vaswani et al. 2017, eq. 1: the scale is inside the softmax", "scaled after the softmax"
-    ),
-    "ignored": Fault("act", "the model's own configuration", "a setting ignored"),
-    "uncontrolled": Fault(
-        "act",
-        "Giorlandino & Goldt 2025, arXiv 2505.24333: softmax freezes at a logit std of √(2 ln n)",
-        "no scale, and logits spread too far",
-    ),
-    "multiplied": Fault("act", "Vaswani et al. 2017, §3.2.1: divided by √d_k", "multiplied instead of divided"),
-    "negative": Fault("warn", "Vaswani et al. 2017, eq. 1: the scale is positive", "a negative scale"),
-    "shrunk": Fault(
-        "note",
-        "Vaswani et al. 2017, eq. 1: the scale is inside the softmax",
-        "a mean over heads, or a scale after the softmax",
-    ),
-    "unscaled": Fault(
-        "note", "Vaswani et al. 2017, §3.2.1: 1/√d_k keeps the variance of q·k at 1 whatever d_k", "no scale"
-    ),
-    "odd": Fault("note", "the model's other layers", "unlike the other layers"),
-}
-"""By name."""
-
-TITLES = {
-    "weights": "randomly initialised weights",
-    "nan": "NaN or infinity",
-    "attention": "attention",
-    "scale": "scale",
-    "peak": "large logits",
-    "overflow": "scores coarse or near overflow",
-    "collapsed": "collapsed",
-    "saturated": "saturated",
-    "flat": "flat",
-    "dead": "the same for every text",
-    "sink": "attention sink",
-    "positional": "attends to a neighbouring token",
-}
-"""The heading of a finding, by its name; a fault has a title of its own."""

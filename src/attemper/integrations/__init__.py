@@ -3,12 +3,15 @@
 Data passes the files in this order:
 
     huggingface, lightning    callbacks for transformers.Trainer and for Lightning
-    monitoring                the same for a loop of your own; what both callbacks use
-    options                   checks what all three are given
-    numbers                   a step of a record as the few numbers that are logged
-    telling                   findings that have not been told yet, as short texts
-    heatmap                   a step of a record as an image: layers down, heads across
-    targets                   where numbers, alerts and images go: W&B, trackio, MLflow, TensorBoard, a file, a function
+    monitoring                the same for a loop of your own; the options and what both callbacks use
+    numbers                   a step of a record as the few numbers that are logged, and as an image
+    alerting                  findings that are new, as short texts
+    loggers                   where numbers, alerts and images go: W&B, trackio, MLflow, TensorBoard, a file, a function
+
+Beside them:
+
+    implementation                   attn_implementation="attemper" in transformers, and weights of chosen rows of any model
+    axolotl, torchtitan, megatron    a plugin, metrics and a hook, for these packages; each is imported by its own name
 
 Importing this package imports no trainer and no logger. A callback imports its trainer when it is first asked for; a logger is
 recognised by its methods, and never imported.
@@ -20,32 +23,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .heatmap import picture as picture
+    from .alerting import Alert as Alert
+    from .alerting import alerts as alerts
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
+    from .implementation import output_attentions as output_attentions
+    from .implementation import register_attention as register_attention
     from .lightning import LightningCallback as LightningCallback
+    from .loggers import as_logger as as_logger
     from .monitoring import Monitor as Monitor
     from .monitoring import monitor as monitor
+    from .numbers import picture as picture
     from .numbers import summary as summary
-    from .targets import target as target
-    from .telling import Alert as Alert
-    from .telling import alerts as alerts
 
-_HOMES = {
-    "Alert": "telling",
+_MODULES = {
+    "Alert": "alerting",
     "HuggingFaceCallback": "huggingface",
     "LightningCallback": "lightning",
     "Monitor": "monitoring",
-    "alerts": "telling",
+    "alerts": "alerting",
+    "as_logger": "loggers",
     "monitor": "monitoring",
-    "picture": "heatmap",
+    "output_attentions": "implementation",
+    "picture": "numbers",
+    "register_attention": "implementation",
     "summary": "numbers",
-    "target": "targets",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'attemper.integrations' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

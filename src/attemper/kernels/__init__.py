@@ -1,8 +1,9 @@
 """The kernels, fastest first; the choice among them, and the reasons for it.
 
     __init__.py    KERNELS: the table; choose() and why(): which kernel runs a call
-    contract.py    what a kernel is given (Problem, sign_bits), gives back (Results, Gradients) and refuses (Serves)
-    cpu/           C, with AMX, AVX-512, AVX2 or portable vectors
+    guard.py       whether a call may go straight to its kernel
+    contract.py    what a kernel is given (Problem, sign_bits), gives back (Results, Gradients) and refuses (Capabilities)
+    cpu/           C, with AMX, AVX-512, AVX2, NEON or portable vectors
     triton/        Triton, for NVIDIA GPUs from Ampere on
     blockwise/     torch operations, tile by tile: any device, O(n) memory
     reference.py   the definition, in plain PyTorch; every other kernel is tested against it
@@ -13,8 +14,8 @@ Kernels are imported when they first run, and never import one another.
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from .._torch_private import mark_constant
 from ..errors import InputError, KernelUnavailable, checked_options, nearest
-from .contract import FLOATS, Request, Serves
+from .contract import FLOATS, Capabilities, Request
+from .guard import guard
 
 
 @cache
@@ -47,8 +49,8 @@ def _why_triton_is_missing() -> str | None:
         return "needs an NVIDIA GPU of the Ampere generation or newer"
     for number in range(torch.cuda.device_count()):
         if torch.cuda.get_device_capability(number) < (8, 0):
-            found = f"cuda:{number} is a {torch.cuda.get_device_name(number)}, which CUDA_VISIBLE_DEVICES can hide"
-            return f"needs NVIDIA GPUs of the Ampere generation or newer; {found}"
+            old_card = f"cuda:{number} is a {torch.cuda.get_device_name(number)}, which CUDA_VISIBLE_DEVICES can hide"
+            return f"needs NVIDIA GPUs of the Ampere generation or newer; {old_card}"
     try:
         version = importlib.import_module("triton").__version__
         if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
@@ -72,12 +74,16 @@ mark_constant(cpu_is_missing)
 mark_constant(triton_is_missing)
 
 KERNELS = {
-    "cpu": Serves(devices=("cpu",), additive=False, unless=lambda request: cpu_is_missing()),
-    "triton": Serves(
-        devices=("cuda",), dtypes=FLOATS[:3], head_dim=256, additive=False, unless=lambda request: triton_is_missing()
+    "cpu": Capabilities(devices=("cpu",), additive=False, unavailable_reason=lambda request: cpu_is_missing()),
+    "triton": Capabilities(
+        devices=("cuda",),
+        dtypes=FLOATS[:3],
+        head_dim=256,
+        additive=False,
+        unavailable_reason=lambda request: triton_is_missing(),
     ),
-    "blockwise": Serves(),
-    "reference": Serves(additive=False),
+    "blockwise": Capabilities(),
+    "reference": Capabilities(additive=False),
 }
 """Every kernel there is and what it serves, fastest first. ``"auto"`` takes the first that serves the call."""
 
@@ -101,10 +107,10 @@ class KernelChoices(tuple[KernelChoice, ...]):
     __repr__ = __str__
 
 
+@cache
 def load(name: str) -> ModuleType:
     """The module of a kernel, imported when first asked for."""
-    path = f"{__name__}.{name}"
-    return sys.modules.get(path) or importlib.import_module(path)
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def slow_because(device: str) -> str | None:
@@ -123,15 +129,20 @@ def warn_if_slow(device: str) -> None:
         warnings.warn(f"attemper: {reason}.", stacklevel=2)
 
 
-def takes_plain(kernel: str, cuda: bool = False) -> str | None:
-    """The native kernel, ``"cpu"`` or ``"triton"``, that runs a plain call for this ``kernel=``; None if there is none.
+@cache
+def native() -> Any:
+    """The module of the native library; None if it cannot run here."""
+    return None if cpu_is_missing() is not None else load("cpu").native
 
-    ``"cpu"`` serves every plain call, ``"triton"`` those whose dtype and head dims it serves.
-    """
-    native = "triton" if cuda else "cpu"
-    if kernel != native and not (kernel == "auto" and next(iter(KERNELS)) == "cpu"):
-        return None
-    return native if (triton_is_missing() if cuda else cpu_is_missing()) is None else None
+
+def extension() -> Any:
+    """The native library's compiled functions, where they are installed and can read torch's tensors; else None."""
+    return None if (library := native()) is None else library.extension
+
+
+def fast_guard() -> Callable[..., int]:
+    """`guard` of guard.py, compiled if the native library is installed."""
+    return guard if (library := native()) is None else library.offered.guard
 
 
 def check_name(where: str, kernel: object) -> None:
@@ -166,12 +177,15 @@ def why(
     window: int | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    sink: Tensor | None = None,
     kernel: str = "auto",
 ) -> KernelChoices:
     """Which kernel would run this call, and why each of the others would not.
 
     Nothing is computed. ``query``, ``key``, ``value``, ``mask``, ``causal``, ``scale``, ``window``, ``softcap``,
-    ``dropout`` and ``kernel`` are those of ``attention()``; without a value the question is about ``measure()``.
+    ``dropout``, ``documents``, ``sink`` and ``kernel`` are those of ``attention()``; without a value the question is about
+    ``measure()``.
 
     Example:
         >>> q = torch.randn(1, 4, 16, 32)
@@ -181,9 +195,10 @@ def why(
         blockwise  not taken: serves this call, but slower
         reference  not taken: serves this call, but slower
     """
-    from ..operation.checks import prepare
+    from ..operation.call import prepare
 
     options: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "window": window, "softcap": softcap}
+    options |= {"documents": documents, "sink": sink}
     request = prepare("why", query, key, value, dropout=dropout, **options).request
     taken = choose("why", request, kernel)
     choices = []

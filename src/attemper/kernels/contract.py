@@ -2,28 +2,30 @@
 
 A kernel is one module of this folder with
 
-    forward(problem, sign_bits) -> Results                       output and vitals, one pass
+    forward(problem, sign_bits, saved) -> output, signs          in one pass; `saved` says that a backward will read the signs
     backward(problem, saved, upstream, needs_grad) -> Gradients
 
-and a line in ``kernels.KERNELS``. It gets 4-d tensors whose shapes, dtypes and devices fit (operation/checks.py), and nothing
-that tracks gradients (operation/ops.py).
+and a line in ``kernels.KERNELS``. The signs are what `gathered` reads. A kernel gets 4-d tensors whose shapes, dtypes and
+devices fit (operation/call.py, operation/shapes.py), and nothing that tracks gradients (operation/run.py, operation/ops.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._torch_private import _get_tracing_state
+from .._torch_private import _get_tracing_state, is_functionalizing
 from ..vitals import HALVES as HALVES
 from ..vitals import SIGNS, Vitals
 
-BIT = {sign: 1 << place for place, sign in enumerate(SIGNS)}
+BIT = {sign: 1 << index for index, sign in enumerate(SIGNS)}
 """The bit of each sign in ``sign_bits``."""
 ALL_SIGNS = sum(BIT.values())
 ARGMAX_BIT = 1 << len(SIGNS)
@@ -33,7 +35,7 @@ OUTPUT_LOW_BIT = 1 << len(SIGNS) + 1
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST = torch.finfo(torch.float32).max
-"""Numbers reach kernels as float32."""
+"""The largest number that every kernel can hold, also one that computes in float32."""
 
 HIDDEN_BIAS = -1e4
 """An additive mask value at or below this hides its key (people write -1e9 and finfo.min)."""
@@ -48,21 +50,35 @@ class Problem(NamedTuple):
     mask: Tensor | None  # broadcastable to (B, H, Lq, Lk), boolean or added to the logits
     gain: Tensor | None  # (B, H, Lq), multiplies the scale of a row
     weight: Tensor | None  # (B, H, E): the score is Σ weight · tanh(query + key), not query · key
+    sink: Tensor | None  # (B, H, Lq): one more logit of each row, whose weight meets no value; operation/parts/sink.py
+    # (1 or 2, 1 or B, N + 1): where documents begin, for queries and keys; operation/parts/documents.py
+    documents: Tensor | None
     seed: Tensor | None  # int64 scalar on the CPU, given when dropout > 0
     scale: float
     left: int | None  # key j is in the band of query i when i - left <= j <= i + right; None is no bound
     right: int | None
     softcap: float | None
     dropout: float
+    from_end: bool = False  # the band of a document is that of its last query and key, moved along; else of its first
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The first 7 fields: those that may get a gradient, and the seed."""
-        return self[:7]
+        """The first 9 fields: those that may get a gradient, the documents and the seed."""
+        return self[:9]
+
+
+def band(causal: bool | str, window: int | None, rows: int, keys: int) -> tuple[int | None, int | None]:
+    """Causal and window as one band: query i sees keys i - left … i + right. As `read_band` of kernels/cpu/c/attend.c."""
+    offset = keys - rows if causal == "lower_right" else 0
+    right = offset if causal else None
+    if window is None:
+        return None, right
+    window = min(int(window), rows + keys)  # a larger window shows no more keys
+    return window - 1 - offset, (window - 1 if right is None else right)
 
 
 class Results(NamedTuple):
-    """What forward returns. A sign whose bit is not set is an empty tensor; ``lse`` is always there.
+    """Output and signs. A sign whose bit is not set is None, or an empty tensor in an op; ``lse`` is always there.
 
     The signs are float32 (float64 for float64 inputs), ``visible`` int32, ``argmax`` int64 with -1 for a row without keys.
     """
@@ -77,7 +93,28 @@ class Results(NamedTuple):
     peak: Tensor
     lse: Tensor
     entropy: Tensor
-    p2: Tensor
+    sum_p2: Tensor
+
+
+def gathered(output: Tensor | None, signs: Any) -> Results:
+    """The output and the signs that a forward returned, as tensors.
+
+    Its signs are anything with the fields of `Results` after the output as attributes, where each may become a tensor when it is
+    read, and is None if not asked for: `Results` without an output, or a block of memory.
+    """
+    # of a block on a GPU, where an attribute would be a copy
+    read = getattr(signs, "as_written", partial(getattr, signs))
+    rest = signs[1:] if type(signs) is Results else [read(name) for name in Results._fields[1:]]
+    return Results(output, *rest)  # type: ignore[arg-type]
+
+
+def block_results(places: Any, memory: Tensor, query: Tensor, output: Tensor | None) -> Results:
+    """The results of a call whose signs one tensor of bytes holds, each at its place; None has no place."""
+    wide, tensors = measuring_dtype(query.dtype), []
+    for place, dtype in zip(places, _DTYPES[1:], strict=True):
+        shape = output.shape if dtype is torch.int16 and output is not None else query.shape[:3]
+        tensors.append(None if place is None else memory[place].view(dtype or wide).view(shape))
+    return Results(output, *tensors)  # type: ignore[arg-type]
 
 
 FOR_OUTPUT = ("output", "output_low", "lse_low", "lse")
@@ -93,7 +130,7 @@ class Upstream(NamedTuple):
     peak: Tensor | None
     lse: Tensor | None
     entropy: Tensor | None
-    p2: Tensor | None
+    sum_p2: Tensor | None
 
 
 class NeedsGrad(NamedTuple):
@@ -105,11 +142,12 @@ class NeedsGrad(NamedTuple):
     mask: bool
     gain: bool
     weight: bool = False
+    sink: bool = False
 
     @property
     def logits(self) -> bool:
         """Whether an input other than value needs a gradient: all of these come from the gradient of the logits."""
-        return self.query or self.key or self.mask or self.gain or self.weight
+        return self.query or self.key or self.mask or self.gain or self.weight or self.sink
 
 
 class Gradients(NamedTuple):
@@ -121,15 +159,15 @@ class Gradients(NamedTuple):
     mask: Tensor
     gain: Tensor
     weight: Tensor
+    sink: Tensor = None  # type: ignore[assignment]  # by operation/parts/sink.py, not by a kernel
 
 
-N_GRADS, N_TENSORS = 6, 7
+N_GRADS, N_TENSORS = 7, 9
 """How many fields of a Problem may get a gradient, and how many are tensors: the first ones."""
 assert NeedsGrad._fields == Gradients._fields == Problem._fields[:N_GRADS]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What a call asks of a kernel: the facts by which one accepts or refuses it."""
 
     device: str
@@ -142,14 +180,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Serves:
+class Capabilities:
     """Which calls a kernel takes. Every field is something that some kernel refuses; add one with the kernel that needs it."""
 
     devices: tuple[str, ...] | None = None  # None: any
     dtypes: tuple[torch.dtype, ...] = FLOATS
     head_dim: int | None = None  # the largest, of queries and values; None: any
     additive: bool = True
-    unless: Callable[[Request], str | None] | None = None
+    unavailable_reason: Callable[[Request], str | None] | None = None
     """Any other reason to refuse a call, as a clause ("is not built here"); None if there is none."""
 
     def refusal(self, request: Request) -> str | None:
@@ -163,16 +201,7 @@ class Serves:
             return f"serves head dims up to {self.head_dim}; got {widest}"
         if request.additive and not self.additive:
             return "does not support additive scores"
-        return None if self.unless is None else self.unless(request)
-
-    def takes(self, problem: Problem) -> bool:
-        """Whether a valid problem on a device of this kernel has a dtype and head dims that it serves."""
-        if self.head_dim is None:
-            return True
-        widest = (
-            problem.query.shape[3] if problem.value is None else max(problem.query.shape[3], problem.value.shape[3])
-        )
-        return widest <= self.head_dim and problem.query.dtype in self.dtypes
+        return None if self.unavailable_reason is None else self.unavailable_reason(request)
 
     def row(self) -> dict[str, str]:
         """One line of the documentation's table."""
@@ -211,8 +240,9 @@ def empty_vectors(like: Tensor, dim: int | None = None) -> Tensor:
     """Memory for the vectors of `like`, in its layout (by token or by head), so that the op after the call need not copy them."""
     batch, heads, rows, own = like.shape
     dim = own if dim is None else dim
-    between_heads, between_rows = (dim, heads * dim) if is_by_token(like) else (rows * dim, dim)
-    strides = (heads * rows * dim, between_heads, between_rows, 1)
+    count = max(rows, 1)  # as torch counts the strides of a tensor without rows
+    between_heads, between_rows = (dim, heads * dim) if is_by_token(like) else (count * dim, dim)
+    strides = (heads * count * dim, between_heads, between_rows, 1)
     return like.new_empty_strided((batch, heads, rows, dim), strides)  # in half the time of new_empty
 
 
@@ -247,7 +277,8 @@ def bare_results(query: Tensor, value_dim: int | None, sign_bits: int, saved: bo
         output = query.new_empty((batch, heads, rows, value_dim))
     if not (sign_bits or saved):
         return Results(output, *_NOTHING)  # type: ignore[arg-type]
-    steps, dtype = (heads * rows, rows, 1), measuring_dtype(query.dtype)
+    between = max(rows, 1)  # as torch counts the strides of a tensor without rows
+    steps, dtype = (max(heads, 1) * between, between, 1), measuring_dtype(query.dtype)
     lse = torch.empty_strided((batch, heads, rows), steps, dtype=dtype, device=query.device)
     return _results(output, lse, sign_bits, saved)
 
@@ -260,7 +291,7 @@ def _results(output: Any, lse: Tensor, sign_bits: int, saved: bool) -> Results:
     """
     like = torch.empty_like
     low = output is not None and sign_bits & OUTPUT_LOW_BIT and output.dtype in HALVES
-    found: Any = (
+    tensors: Any = (
         output,
         like(output, dtype=torch.int16) if low else None,
         like(lse, dtype=torch.int64) if sign_bits & ARGMAX_BIT else None,
@@ -273,14 +304,14 @@ def _results(output: Any, lse: Tensor, sign_bits: int, saved: bool) -> Results:
         like(lse) if sign_bits & _ENTROPY else None,
         like(lse) if sign_bits & _P2 else None,
     )
-    return Results(*found)
+    return Results(*tensors)
 
 
 _VISIBLE, _MEAN, _VARIANCE, _PEAK, _LSE, _ENTROPY, _P2 = BIT.values()
 _DTYPES = tuple(
     {"output_low": torch.int16, "argmax": torch.int64, "visible": torch.int32}.get(name) for name in Results._fields
 )
-"""Of the results; None for those that have the dtype of lse, and for the output."""
+"""The dtype of each result; None for the output, and for results that have the dtype of lse."""
 _NOTHING: Any = (None,) * (len(Results._fields) - 1)
 
 
@@ -290,7 +321,7 @@ PACKED = tuple(name for name in SIGNS if name != "lse")
 The memory of `visible` holds integers: of 32 bits if the others are float32, of 64 bits if they are float64.
 """
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
-"""As which integers `visible` lies there, by the dtype of the others."""
+"""Integer dtype that stores `visible` in the packed tensor, by the dtype of the others."""
 
 
 def packed_size(rows: int) -> int:
@@ -301,22 +332,33 @@ def packed_size(rows: int) -> int:
 def packed_signs(packed: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
     """The signs of such a tensor, as views of it."""
     rows = math.prod(shape)
-    found = packed.view(len(PACKED), packed_size(rows))[:, :rows].unflatten(1, shape).unbind()
-    signs = dict(zip(PACKED, found, strict=True))
+    rows_of_signs = packed.view(len(PACKED), packed_size(rows))[:, :rows].unflatten(1, shape).unbind()
+    signs = dict(zip(PACKED, rows_of_signs, strict=True))
     signs["visible"] = signs["visible"].view(INTEGERS[packed.dtype])
     return signs
 
 
+_ALL_SIGNS = frozenset(SIGNS)
+
+
 def are_as_written(vitals: Vitals, device: str) -> bool:
     """Whether these are all signs of a float32 or half-precision call, as kernels of this kind of device write them."""
-    return len(vitals.measured) == len(SIGNS) and all(
-        sign.device.type == device
-        and sign.dim() == 3
-        and sign.is_contiguous()
-        and sign.dtype == (torch.int32 if name == "visible" else torch.float32)
-        for name, sign in vitals.__dict__.items()  # including _lse_low
-        if name != "_output_low"
-    )
+    signs = vitals.__getstate__()
+    if not signs.keys() >= _ALL_SIGNS:
+        return False
+    for name, sign in signs.items():  # including _lse_low
+        real = torch.int32 if name == "visible" else torch.float32
+        as_written = sign.dtype is real and sign.device.type == device and sign.dim() == 3 and sign.is_contiguous()
+        if not as_written and name != "_output_low":
+            return False
+    return True
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Autocast has lowered the inputs already; the arithmetic inside is ours."""
+    device = tensor.device.type
+    off = device == "meta" or not torch.is_autocast_enabled(device)  # meta tensors know no autocast
+    return nullcontext() if off else torch.autocast(device, enabled=False)
 
 
 def is_recording() -> bool:
@@ -326,10 +368,13 @@ def is_recording() -> bool:
 
 
 def may_get_gradients(*tensors: Tensor | None) -> bool:
-    """Whether a gradient may arrive at one of these. While torch.jit.trace runs, always: it traces again without them."""
+    """Whether a gradient may arrive at one of these.
+
+    While torch.jit.trace runs, always: it traces again without them. Inside functionalize they do not show it.
+    """
     if any(t is not None and t.requires_grad for t in tensors) and is_recording():
         return True
-    return not torch.compiler.is_compiling() and _get_tracing_state() is not None
+    return not torch.compiler.is_compiling() and (_get_tracing_state() is not None or is_functionalizing())
 
 
 def savable(*inputs: Any) -> tuple[Any, ...]:
@@ -350,11 +395,14 @@ def _copy(tensor: Tensor) -> Tensor:
     return once.clone().expand(tensor.shape)
 
 
+def gradient_bits(sign_bits: int) -> int:
+    """The bits, with those of what the backward of the logits needs. It costs time and memory."""
+    return sign_bits | OUTPUT_LOW_BIT | (ARGMAX_BIT if sign_bits & _PEAK else 0)
+
+
 def with_gradient_bits(sign_bits: int, *tracked: Tensor | None) -> int:
-    """The bits, with those of what the backward needs if one of these tensors may get a gradient. It costs time and memory."""
-    if not may_get_gradients(*tracked):
-        return sign_bits
-    return sign_bits | OUTPUT_LOW_BIT | (ARGMAX_BIT if sign_bits & BIT["peak"] else 0)
+    """`gradient_bits`, if one of these tensors may get a gradient."""
+    return gradient_bits(sign_bits) if may_get_gradients(*tracked) else sign_bits
 
 
 def measuring_dtype(dtype: torch.dtype) -> torch.dtype:

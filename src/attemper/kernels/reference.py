@@ -25,23 +25,25 @@ class Definition(NamedTuple):
     peak: Tensor
     lse: Tensor
     entropy: Tensor
-    p2: Tensor
+    sum_p2: Tensor
 
 
 def define(problem: Problem) -> Definition:
     """Attention, term by term."""
-    z, keep, visible = logits(problem)
+    keys = problem.key.shape[2]
+    z, keep, visible = _with_sink(problem, *logits(problem))
     shut = ~keep | (z == float("-inf"))
-    empty = shut.all(-1)
+    empty, no_key = shut.all(-1), shut[..., :keys].all(-1)
 
     # softmax; a row without keys gets finite values here, so that its gradients are 0 and not NaN
     stand_in = z.masked_fill(shut & ~empty.unsqueeze(-1), float("-inf")).masked_fill(empty.unsqueeze(-1), 0.0)
     weights = stand_in.softmax(-1).masked_fill(shut, 0.0)
-    peak, argmax = _peak(stand_in)
-    # shifted by the peak: for large logits z - lse is mostly rounding error
-    below = stand_in - peak.detach().unsqueeze(-1)
+    peak, argmax = _peak(stand_in[..., :keys])  # a sink is no q·k
+    largest = _peak(stand_in)[0].detach()
+    # shifted by the largest: for large logits z - lse is mostly rounding error
+    below = stand_in - largest.unsqueeze(-1)
     log_sum = below.logsumexp(-1)
-    lse = (peak.detach() + log_sum).masked_fill(peak == float("inf"), float("inf"))
+    lse = (largest + log_sum).masked_fill(largest == float("inf"), float("inf"))
     log_weights = (below - log_sum.unsqueeze(-1)).masked_fill(shut, 0.0)
 
     count = visible.sum(-1)
@@ -51,16 +53,16 @@ def define(problem: Problem) -> Definition:
     variance = (z - mean.unsqueeze(-1)).masked_fill(hidden, 0.0).square().sum(-1) / some
 
     return Definition(
-        output=None if problem.value is None else _weighted_sum(problem, weights),
-        weights=weights,
-        argmax=argmax.masked_fill(empty, -1),
+        output=None if problem.value is None else _weighted_sum(problem, weights[..., :keys]),
+        weights=weights[..., :keys],
+        argmax=argmax.masked_fill(no_key, -1),
         visible=count.to(torch.int32),
         mean=mean,
         variance=variance,
-        peak=peak.masked_fill(empty, float("-inf")),
+        peak=peak.masked_fill(no_key, float("-inf")),
         lse=lse.masked_fill(empty, float("-inf")),
         entropy=-(weights * log_weights).sum(-1),
-        p2=weights.square().sum(-1),
+        sum_p2=weights.square().sum(-1),
     )
 
 
@@ -69,19 +71,20 @@ def lse_low(definition: Definition) -> Tensor:
     if not definition.weights.shape[-1]:
         return torch.zeros_like(definition.lse)
     low = definition.peak - definition.lse - definition.weights.amax(-1).log()
-    return low.detach().masked_fill(~definition.lse.isfinite(), 0.0)
+    return low.detach().masked_fill(~low.isfinite(), 0.0)  # a sink may take all weight
 
 
 def matrix(problem: Problem) -> Tensor:
     """The weights alone, (B, H, Lq, Lk): as in `define`, without the signs."""
-    z, keep, _ = logits(problem)
-    if problem.mask is None and problem.left is None and problem.right is None:
-        return z.softmax(-1)
+    keys = problem.key.shape[2]
+    z, keep, _ = _with_sink(problem, *logits(problem))
+    if problem.mask is None and problem.left is None and problem.right is None and problem.documents is None:
+        return z.softmax(-1)[..., :keys]
     z = z.masked_fill(~keep, float("-inf"))
     if not z.shape[-1]:
         return z
     empty = z.detach().amax(-1, keepdim=True) == float("-inf")
-    return z.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    return z.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)[..., :keys]
 
 
 def logits(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,6 +100,8 @@ def logits(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     i = torch.arange(rows, device=query.device).unsqueeze(-1)
     j = torch.arange(keys, device=query.device)
     keep = torch.ones(rows, keys, dtype=torch.bool, device=query.device)
+    if problem.documents is not None:
+        keep, i, j = _within_documents(problem)
     if problem.left is not None:
         keep = keep & (j >= i - problem.left)
     if problem.right is not None:
@@ -109,6 +114,15 @@ def logits(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         return z, keep, keep
     bias = problem.mask.to(z.dtype)
     return z + bias, keep, keep & (bias > HIDDEN_BIAS)
+
+
+def _with_sink(problem: Problem, z: Tensor, *which: Tensor) -> tuple[Tensor, ...]:
+    """What `logits` returned with the sink as one more column, which every row may use and sees."""
+    if problem.sink is None:
+        return z, *which
+    column = problem.sink.to(z.dtype).unsqueeze(-1)
+    there = column != float("-inf")  # a sink of -inf is none
+    return torch.cat((z, column), -1), *(torch.cat((one.expand(z.shape), there), -1) for one in which)
 
 
 def _weighted_sum(problem: Problem, weights: Tensor) -> Tensor:
@@ -127,3 +141,27 @@ def _peak(z: Tensor) -> tuple[Tensor, Tensor]:
 def _per_query_head(tensor: Tensor, query: Tensor) -> Tensor:
     """Repeat key/value heads so that each query head has its own."""
     return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1) if tensor.shape[1] else tensor
+
+
+def _within_documents(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Which keys are of a row's own document, and the place of each row and key within its document.
+
+    (1 or B, 1, Lq, Lk), (1 or B, 1, Lq, 1) and (1 or B, 1, 1, Lk). No number is read, so a graph may be traced.
+    """
+    assert problem.documents is not None
+    offsets = problem.documents.to(problem.query.device)
+    of_rows, of_keys = offsets[0], offsets[-1]
+    (row, i), (column, j) = (
+        _places(ends, length) for ends, length in ((of_rows, problem.query.shape[2]), (of_keys, problem.key.shape[2]))
+    )
+    if problem.from_end:
+        shift = of_keys.diff() - of_rows.diff()
+        i = i + shift.gather(1, row.clamp(max=shift.shape[1] - 1)) if shift.shape[1] else i
+    return (row[:, None, :, None] == column[:, None, None, :]), i[:, None, :, None], j[:, None, None, :]
+
+
+def _places(offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """For each token: the number of its document, and its place there."""
+    places = torch.arange(length, device=offsets.device, dtype=offsets.dtype)
+    number = (offsets.unsqueeze(1) <= places.unsqueeze(-1)).sum(-1) - 1
+    return number, places - offsets.gather(1, number)

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, checked_options
-from ..operation.checks import Signs
+from ..operation.call import Signs
 from ..scores import additive_attention
 from ..vitals import Attended
 from .checks import check_counts, check_inputs, check_mask
-from .keeps_vitals import KeepsVitals
+from .vitals_mixin import VitalsMixin
 
 WHERE = "AdditiveAttention()"
 
 
-class AdditiveAttention(KeepsVitals):
+class AdditiveAttention(VitalsMixin):
     """Scores a query and a key by a small network instead of their product: ``weight · tanh(W_q q + W_k k)``.
 
     A logit is at most the sum of ``|weight|``, whatever q and k are. It costs Lq·Lk·hidden tanh's but stores no Lq × Lk.

@@ -64,11 +64,11 @@ def check_torch_module(module: object) -> None:
 
 def check_plain(module: nn.MultiheadAttention, expected: set[str]) -> None:
     """Only a module whose parameters are where torch's constructor put them can be taken over."""
-    found = {name for name, _ in module.named_parameters(recurse=False)}
-    if found != expected:
+    names = {name for name, _ in module.named_parameters(recurse=False)}
+    if names != expected:
         raise InputError(
             "from_torch(): `module` must hold its own weights; this one computes them (parametrised or pruned): it has "
-            f"{', '.join(sorted(found))} where {', '.join(sorted(expected))} are needed. Make them plain first, with "
+            f"{', '.join(sorted(names))} where {', '.join(sorted(expected))} are needed. Make them plain first, with "
             "torch.nn.utils.parametrize.remove_parametrizations or torch.nn.utils.prune.remove."
         )
 

@@ -10,21 +10,22 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from .. import kernels
-from ..attention import attention, attention_into, weights
+from ..attention import weights
 from ..errors import InputError, checked_options
-from ..operation.checks import Signs, check_dropout
-from ..operation.listen import TallyTarget, begin_target, end_target, target_of
+from ..operation.call import Signs, check_dropout
+from ..operation.call_hooks import TallyTarget, target_of
+from ..operation.run import Execution, attend
 from ..scale import Rule
 from ..scale import rule as rule_named
-from ..scores.cosine import cosine_attention, direction
+from ..scores.cosine import attend_by_angle, direction
 from ..vitals import Attended, Vitals
 from .checks import NESTED, check_counts, check_heads, check_inputs, check_plain, check_torch_module
-from .keeps_vitals import KeepsVitals
 from .masks import WHERE, merge_masks, visible_keys
-from .misfit import misfit
+from .state_dict_errors import load_hint
+from .vitals_mixin import VitalsMixin
 
 
-class MultiHeadAttention(KeepsVitals):
+class MultiHeadAttention(VitalsMixin):
     """``torch.nn.MultiheadAttention`` with a choice of scale rule, fewer key/value heads, and vital signs.
 
     It loads that module's state dict, is called with its arguments and masks (a boolean True *hides*), and returns what that
@@ -40,7 +41,7 @@ class MultiHeadAttention(KeepsVitals):
         heads: how many query heads.
         rule: the scale's rule, a name in ``attemper.RULES``. A rule that learns has one parameter, ``gain``, of shape (heads,).
         kv_heads: how many key/value heads (grouped-query attention); as many as ``heads`` when left out.
-        layer: the layer's place in the model, counted from 0, for the rule that needs it.
+        layer: the layer's index in the model, from 0, for the rule that needs it.
         dropout: probability of dropping a weight, in training.
         bias: whether the projections add one.
         add_bias_kv: append a learned key and value to the sequence.
@@ -155,7 +156,7 @@ class MultiHeadAttention(KeepsVitals):
         signs: Signs = (),
         kernel: str = "auto",
     ) -> MultiHeadAttention:
-        """The same attention, on the same parameter tensors: an optimizer that holds them goes on.
+        """Replace a torch module, keeping its parameter tensors, so that an optimizer that holds them still trains them.
 
         Args:
             module: what to take the place of; its hooks stay behind.
@@ -297,26 +298,19 @@ class MultiHeadAttention(KeepsVitals):
         if "keys" in self.rule.needs:
             keys = visible_keys(query, key, mask, causal)
             gain = gain if gain is None else gain[:, None, None]
-        found: float | Tensor = self.rule.scale(
+        scale: float | Tensor = self.rule.scale(
             head_dim=self.head_dim, heads=self.num_heads, layer=self.layer, keys=keys, gain=gain
         )
-        return found
+        return scale
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, target: TallyTarget | None, **options: Any
     ) -> Attended:
-        options |= {"dropout": self.dropout if self._drops else 0.0, "kernel": self.kernel}
-        if target is None:
-            if self.rule.unit:
-                return cosine_attention(query, key, value, **options)
-            return attention(query, key, value, softcap=self.rule.softcap, **options)
-        if not self.rule.unit:
-            return attention_into(target, query, key, value, softcap=self.rule.softcap, **options)
-        begin_target(target)
-        try:
-            return cosine_attention(query, key, value, **options)
-        finally:
-            end_target()
+        options["dropout"] = self.dropout if self._drops else 0.0
+        execution = Execution(self.kernel, tally=target)
+        if self.rule.unit:
+            return attend_by_angle(query, key, value, execution=execution, **options)
+        return attend("attention", query, key, value, execution=execution, softcap=self.rule.softcap, **options)
 
     def _weights(self, query: Tensor, key: Tensor, **options: Any) -> Tensor:
         if self.rule.unit:
@@ -328,10 +322,10 @@ class MultiHeadAttention(KeepsVitals):
         lengths = torch.tensor([len(sequence) for sequence in query.unbind()], device=query.device)
         padded = query.to_padded_tensor(0.0)
         hidden = torch.arange(padded.shape[1], device=query.device) >= lengths[:, None]
-        found = self.forward(padded, key_padding_mask=hidden, need_weights=False, is_causal=is_causal, signs=signs)
-        parts = [sequence[:length] for sequence, length in zip(found[0], lengths.tolist(), strict=True)]
+        attended = self.forward(padded, key_padding_mask=hidden, need_weights=False, is_causal=is_causal, signs=signs)
+        parts = [sequence[:length] for sequence, length in zip(attended[0], lengths.tolist(), strict=True)]
         output = torch.nested.as_nested_tensor(parts)
-        return found._replace(output=output) if isinstance(found, Attended) else (output, None)
+        return attended._replace(output=output) if isinstance(attended, Attended) else (output, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A dict of torch's module has no gain: it stays where it starts."""
@@ -352,7 +346,7 @@ class MultiHeadAttention(KeepsVitals):
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
-            hint = misfit(self, state_dict)
+            hint = load_hint(self, state_dict)
             if hint is None:
                 raise
             raise RuntimeError(f"{error}\n\t{hint}") from None

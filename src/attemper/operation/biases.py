@@ -13,6 +13,8 @@ from ..errors import InputError
 
 def answers_for_torch(mask: object) -> bool:
     """Whether a tensor's class overrides `__torch_function__`: what torch's SDPA does with it is then up to that class."""
+    if type(mask) is Tensor:  # while torch 2.15 compiles, a plain tensor's function is another object
+        return False
     given = getattr(type(mask), "__torch_function__", None)
     if not isinstance(mask, Tensor) or given is _disabled_torch_function_impl:
         return False
@@ -41,9 +43,11 @@ def _if_it_holds_them(name: str, mask: object) -> str:
 
 
 def without_bias(
-    where: str, names: dict[str, str], mask: Tensor | None, causal: bool | str, rows: int, keys: int
+    where: str, names: dict[str, str], mask: Tensor | None, causal: bool | str, sizes: tuple[int, int] | None
 ) -> tuple[Tensor | None, bool | str]:
-    """The mask and `causal` of a call; a CausalBias becomes the latter. `names` are those of the arguments, for errors."""
+    """The mask and `causal` of a call; a CausalBias becomes the latter. `names` are those of the arguments, for errors.
+
+    `sizes` are how many queries and keys there are, None if these are cut into documents."""
     if not answers_for_torch(mask):
         return mask, causal
     name, other, meaning = names.get("mask", "mask"), names.get("causal", "causal"), causal_bias(mask)
@@ -57,9 +61,14 @@ def without_bias(
         raise InputError(
             f"{where}(): `{name}` is a CausalBias, which is causal by itself; got {other}={causal!r} too. Leave {other} out."
         )
-    if meaning == "lower_right" and (bias.seq_len_q, bias.seq_len_kv) != (rows, keys):
+    if sizes is None:
+        raise InputError(
+            f"{where}(): a CausalBias aligns all queries with all keys, not those of each of `documents`. "
+            "Pass causal=True or causal='lower_right' in place of it."
+        )
+    if meaning == "lower_right" and (bias.seq_len_q, bias.seq_len_kv) != sizes:
         raise InputError(
             f"{where}(): `{name}` is a CausalBias for {bias.seq_len_q} queries and {bias.seq_len_kv} keys; "
-            f"got {rows} and {keys}. Use causal_lower_right({rows}, {keys})."
+            f"got {sizes[0]} and {sizes[1]}. Use causal_lower_right{sizes}."
         )
     return None, meaning

@@ -8,10 +8,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch_private import _is_any_autocast_enabled
 from ..errors import InputError, nearest_divisors
 from ..kernels.contract import FLOATS, HALVES, may_get_gradients, measuring_dtype
 
+PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 NO_VALUE = "For signs alone use measure(query, key)."
+
+
+def are_usual(query: Tensor, key: Tensor, value: Tensor | None) -> bool:
+    """Whether they are certainly valid, dense and (B, H, L, E): then most of the checks below are left out.
+
+    Not in a traced graph, where each comparison of sizes may become one of its conditions.
+    """
+    given = (query, key) if value is None else (query, key, value)
+    if torch.compiler.is_compiling() or not PLAIN_TYPES.issuperset(map(type, given)) or _is_any_autocast_enabled():
+        return False
+    if any(t.layout is not torch.strided or t.is_nested for t in given):  # a nested tensor has no shape
+        return False
+    shape, key_shape, dtype, device = query.shape, key.shape, query.dtype, query.device
+    if not (len(shape) == len(key_shape) == 4 and dtype in FLOATS and key.dtype is dtype and key.device == device):
+        return False
+    batch, groups, keys, dim = key_shape
+    heads = shape[1]
+    if shape[0] != batch or shape[3] != dim or (heads != groups and not (groups and heads and heads % groups == 0)):
+        return False
+    return value is None or (
+        value.dim() == 4
+        and value.shape[:3] == (batch, groups, keys)
+        and value.dtype is dtype
+        and value.device == device
+    )
 
 
 def check_tensors(
@@ -86,12 +113,12 @@ def check_shapes(where: str, query: Tensor, key: Tensor, value: Tensor | None) -
     if query.dim() > 2:
         _check_heads(where, query, key, value)
     lead: list[int] = []
-    for place in range(query.dim() - 3):
-        size = query.shape[place]
+    for index in range(query.dim() - 3):
+        size = query.shape[index]
         for name, tensor in parts[1:]:
             if size == 1:
-                size = tensor.shape[place]
-            elif tensor.shape[place] != 1 and tensor.shape[place] != size:
+                size = tensor.shape[index]
+            elif tensor.shape[index] != 1 and tensor.shape[index] != size:
                 raise InputError(
                     f"{where}(): `{name}` must have query's leading dimensions {tuple(query.shape[:-3])} or 1s; "
                     f"got {tuple(tensor.shape[:-3])}. Pass one {name} for each query, or one for all."
@@ -109,6 +136,11 @@ def _check_heads(where: str, query: Tensor, key: Tensor, value: Tensor | None) -
         )
     if groups == heads or (groups and heads and heads % groups == 0):
         return
+    for name, count in (("query", heads), ("key", groups)):
+        if not count:
+            raise InputError(
+                f"{where}(): `{name}` has no heads: its third dimension from the end is 0. Pass at least one."
+            )
     around = nearest_divisors(heads, groups)
     raise InputError(
         f"{where}(): query heads (={heads}) must be a multiple of key heads (={groups}). "
@@ -125,6 +157,8 @@ def check_mask(
         if type(mask).__name__ == "BlockMask":
             way = "torch.nn.attention.flex_attention.create_mask makes a tensor of its mask_mod."
         raise InputError(f"{where}(): `{name}` must be a torch.Tensor; got {type(mask).__name__}. {way}")
+    if mask.layout is not torch.strided:
+        raise InputError(f"{where}(): `{name}` must be a dense tensor; got {mask.layout}. Use {name}.to_dense().")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InputError(
             f"{where}(): `{name}` must be boolean (True = keep) or floating point (added to the logits); "
@@ -147,17 +181,19 @@ def check_mask(
     return mask.expand(*lead, *padded[-3:]).flatten(0, -4)
 
 
-def check_gain(where: str, scale: Tensor, query: Tensor, lead: tuple[int, ...], asked: Tensor) -> Tensor:
+def check_gain(where: str, scale: Tensor, query: Tensor, lead: tuple[int, ...], dims: int) -> Tensor:
     """A scale tensor as one factor per row, (B, H, Lq)."""
     heads, rows = query.shape[1], query.shape[2]
     if not scale.is_floating_point():
         raise InputError(f"{where}(): a `scale` tensor must be floating point; got {scale.dtype}. Use scale.float().")
+    if scale.layout is not torch.strided:
+        raise InputError(f"{where}(): a `scale` tensor must be dense; got {scale.layout}. Use scale.to_dense().")
     gain = scale.to(query.device, measuring_dtype(query.dtype))
     if gain.numel() == 1 and gain.dim() < 2:
         return gain.reshape(()).expand(query.shape[:3])
     if gain.dim() == 1 and gain.shape[0] == heads:
         return gain.view(1, heads, 1).expand(query.shape[:3])
-    full = (*lead, heads, rows, 1) if asked.dim() > 2 else (rows, 1)
+    full = (*lead, heads, rows, 1) if dims > 2 else (rows, 1)
     padded = (1,) * (len(full) - gain.dim()) + tuple(gain.shape)
     if gain.dim() < 2 or not _broadcasts(padded, full):
         raise InputError(

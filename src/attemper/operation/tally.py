@@ -7,7 +7,8 @@ the number of the last call's description. All zeros is empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from .. import kernels
 from .._torch_private import _current_graph_task_id
-from ..errors import AttemperError, InputError, internal_error
-from ..heads import ALL_COLUMNS, COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, HeadSummary
-from ..kernels.contract import Problem, is_recording
+from ..errors import InputError, guarded_call, internal_error
+from ..heads import ALL_COLUMNS, COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, BlockSummary, HeadSummary
+from ..kernels.contract import Problem, is_recording, packed_signs
 from ..vitals import SIGNS, Vitals
-from .listen import TallyTarget
+from .autograd import differentiable
+from .call_hooks import TallyTarget
+from .ops import op_backward, packed_forward
 from .padding import kept_by_mask
 
 if TYPE_CHECKING:
@@ -70,24 +73,19 @@ torch.library.define(
     "attemper::tally",
     f"(Tensor(a!) tally, {', '.join(f'Tensor {name}' for name in SIGNS)}, Tensor lse_low, {CALL_SCHEMA}) -> ()",
 )
+# The signs of `forward_packed` as one tensor. It and its tally are two ops because a backward may compute the first one again,
+# and must not depend on a tally, which changes in between.
+torch.library.define(
+    "attemper::tally_packed", f"(Tensor(a!) tally, Tensor lse, Tensor lse_low, Tensor packed, {CALL_SCHEMA}) -> ()"
+)
 
 
 FAILED: set[str] = set()
 """Errors of attemper's own while a tally was added to, until a watch tells of them."""
 
 
-def surviving(add: Callable[..., None]) -> Callable[..., None]:
-    """What adds to a tally, so that its errors do not end the model's pass, but for those that say what to do."""
-
-    def added(*args: Any) -> None:
-        try:
-            add(*args)
-        except AttemperError:
-            raise
-        except Exception as error:
-            FAILED.add(internal_error(error))
-
-    return added
+surviving = partial(guarded_call, failed=lambda error, *_: FAILED.add(internal_error(error)))
+"""What adds to a tally, so that its errors do not end the model's pass."""
 
 
 @torch.library.impl("attemper::tally", "CompositeExplicitAutograd")
@@ -98,6 +96,39 @@ def _tally(tally: Tensor, *args: Any) -> None:
     check_tally(tally, args[0])
     signs, (keep, grade), about = args[: N_SIGNS + 1], args[N_SIGNS + 1 : N_SIGNS + 3], args[N_SIGNS + 3 :]
     add_signs(tally, signs, keep, grade, (*about, tuple(args[0].shape)))
+
+
+@surviving
+def _tally_packed(tally: Tensor, lse: Tensor, lse_low: Tensor, packed: Tensor, *args: Any) -> None:
+    if is_recomputed():
+        return
+    check_tally(tally, lse)
+    keep, grade, about = args[0], args[1], (*args[2:], tuple(lse.shape))
+    is_whole = lse.is_contiguous() and lse_low.is_contiguous() and packed.is_contiguous()
+    if tally.is_cuda and is_whole and packed.dtype is torch.float32 and kernels.triton_is_missing() is None:
+        add_signs(tally, kernels.load("triton").packed_rows(lse, lse_low, packed), keep, grade, about)
+        return
+    signs = {"lse": lse, **packed_signs(packed, tuple(lse.shape))}
+    signs["visible"] = signs["visible"].to(torch.int32)
+    add_signs(tally, [*[signs[name] for name in SIGNS], lse_low], keep, grade, about)
+
+
+torch.library.impl("attemper::tally_packed", "CompositeExplicitAutograd", _tally_packed)
+
+
+@cache
+def use_native_ops() -> None:
+    """From now on the extension computes plain calls of these ops on the CPU, so that a compiled graph runs no Python of ours."""
+    if kernels.cpu_is_missing() is not None or not (native := kernels.load("cpu").native).bound:
+        return
+    adding = (_tally_packed, _NUMBERS, SATURABLE_KEYS, SATURATED_WEIGHT)
+    for name, key, given in (
+        ("forward_packed", "AutogradCPU", differentiable),
+        ("forward_packed", "CPU", packed_forward),
+        ("tally_packed", "CPU", adding),
+        ("backward", "CPU", op_backward),
+    ):
+        torch.library.impl(f"attemper::{name}", key, native.library.op(name, given))
 
 
 def is_recomputed() -> bool:
@@ -138,6 +169,7 @@ def _numbered(about: tuple[Any, ...]) -> tuple[int, str]:
 
 
 @torch.library.register_fake("attemper::tally")
+@torch.library.register_fake("attemper::tally_packed")
 def _fake_tally(tally: Tensor, *args: Any) -> None:
     check_tally(tally, args[0])
 
@@ -159,8 +191,7 @@ def check_tally(tally: Tensor, sign: Tensor) -> None:
 def folded(vitals: Vitals, rows: Tensor | None) -> HeadSummary:
     """``vitals.by_head(rows)``, by the native library if it is installed and serves them."""
     if kernels.cpu_is_missing() is None and (native := kernels.load("cpu").summary).serves(vitals):
-        sums, peaks = native.by_head(vitals, rows, SATURABLE_KEYS, SATURATED_WEIGHT)
-        return HeadSummary(ALL_COLUMNS, sums, peaks)
+        return BlockSummary(ALL_COLUMNS, *native.by_head(vitals, rows))
     return vitals.by_head(rows)
 
 
@@ -169,10 +200,17 @@ def kind_by_lengths(queries: int, keys: int) -> str:
     return "cross" if 1 < queries != keys else "self"
 
 
-def add_vitals(problem: Problem, vitals: Vitals, low: Tensor, target: TallyTarget) -> None:
+def add_vitals(problem: Problem, vitals: Vitals, target: TallyTarget) -> None:
     """Add the vitals of a call to a target."""
-    signs = [getattr(vitals, name).detach() for name in SIGNS]
-    torch.ops.attemper.tally(target.tally, *signs, low.detach(), *call_arguments(problem, target))
+    signs, low = [getattr(vitals, name).detach() for name in SIGNS], vitals._lse_low
+    low = torch.zeros_like(signs[0], dtype=vitals.lse.dtype) if low is None else low.detach()
+    torch.ops.attemper.tally(target.tally, *signs, low, *call_arguments(problem, target))
+
+
+def add_packed(problem: Problem, found: Sequence[Tensor], target: TallyTarget) -> None:
+    """Add the vitals that `forward_packed` returned, in a graph that is traced."""
+    _, _, lse_low, lse, packed = found
+    torch.ops.attemper.tally_packed(target.tally, lse, lse_low, packed, *call_arguments(problem, target))
 
 
 def call_arguments(problem: Problem, target: TallyTarget) -> tuple[Any, ...]:

@@ -2,10 +2,10 @@
 
 page.html and report.css are the page. data/ reads the document (numbers, text, weights). views/ shows the map of heads, findings,
 sections and lanes. tokens/ shows the attention of one head, as a matrix, columns, running text or image patches.
-start.js calls render().
+start.js calls render(). joined.py makes one script of them.
 
-    run         the record of a training as a document and as a page: runs/, run.css and run_start.js with the modules above
-    run_text    the same document as one screen of text
+    run         the record of a training as a document, as one screen of text, and as a page: runs/, run.css and run_start.js
+                with the modules above
 """
 
 from __future__ import annotations
@@ -21,18 +21,13 @@ from typing import Any
 
 from .._files import finite
 from ..errors import InputError
+from . import joined as joined
 
 SCHEMA = "attemper.scan/1"
-# In the order in which one needs the other. Each is an ES module on its own; a page may also serve them as they are.
-SCRIPTS = (
-    *("data/numbers.js", "data/text.js", "data/weights.js"),
-    *("views/dom.js", "views/thumbnails.js", "views/map.js"),
-    *("tokens/columns.js", "tokens/running.js", "tokens/patches.js", "tokens/matrix.js", "tokens/tokens.js"),
-    *("views/findings.js", "views/lanes.js", "views/sections.js", "views/heads.js"),
-)
-# direction marks and control characters: outside the script, which makes them visible, nothing is lost with them
+OUTDATED = "is of an older attemper, which wrote `says` and `todo` where this one writes `message` and `advice`"
+# direction marks and control characters, which only the script can make visible
 STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# what could end a script element or a line of JavaScript, written so that JSON still reads the same
+# characters that could end a script element or a line of JavaScript, as JSON escapes
 ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
 
@@ -40,11 +35,11 @@ def html(document: Mapping[str, Any]) -> str:
     """A scan's document as a page: the map of its heads, the audit, findings, what if, and the attention of any head.
 
     ``document`` is what ``Scan.to_dict()`` gives and ``attemper scan --json`` prints. The page asks for nothing outside itself,
-    and its content security policy would not let it; text from the model or its tokenizer is only ever shown as text.
+    and its content security policy would not let it; text from the model or its tokenizer is shown as text only.
     """
     _check(document)
     name = (document.get("model") or {}).get("name") or "a model"
-    return _page(f"attemper scan: {name}", script() + _module("start.js"), style(), document)
+    return _page(f"attemper scan: {name}", script(), style(), document)
 
 
 def _page(title: str, code: str, css: str, document: Mapping[str, Any]) -> str:
@@ -57,17 +52,17 @@ def _page(title: str, code: str, css: str, document: Mapping[str, Any]) -> str:
         "script": code,
         "document": encoded(document),
     }
-    # in one pass: what is put in is not searched again, whatever it contains
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
+    # in one pass, so that text that was put in is not searched for names
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _text("page.html"))
 
 
-def script() -> str:
-    """The report's modules as one, which exports ``render(root, document)``: for a page, or a notebook widget's one file."""
-    return "".join(_module(name) for name in SCRIPTS)
+def script(entry: str = "start.js") -> str:
+    """A page's modules as one script, from the last one on: start.js shows a document, run_start.js a run."""
+    return joined.script(f"report/{entry}")
 
 
 def style() -> str:
-    """The report's style sheet; in another page than its own it styles only what is inside ``.attemper``."""
+    """The report's style sheet; in another page it styles only what is inside ``.attemper``."""
     return _text("report.css")
 
 
@@ -77,7 +72,7 @@ def policy(code: str, style: str) -> str:
 
 
 def encoded(document: Mapping[str, Any]) -> str:
-    """``document`` as JSON that can stand in a script element: no tag in it, and null for NaN and infinity."""
+    """``document`` as JSON for a script element: without tags, and with null for NaN and infinity."""
     return json.dumps(finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPES)
 
 
@@ -91,6 +86,17 @@ def _check(document: Mapping[str, Any]) -> None:
             f"report.html(): `document` must have the schema {SCHEMA!r}; got {document.get('schema')!r}. "
             "Use what attemper.scan(…).to_dict() gives or `attemper scan --json` prints."
         )
+    if is_outdated(document):
+        raise InputError(f"report.html(): `document` {OUTDATED}. Scan the model again.")
+
+
+def is_outdated(document: Mapping[str, Any]) -> bool:
+    """Whether a document was made before findings had a `message` and `advice`."""
+    try:
+        rows = [*document.get("findings", ()), *(layer.get("scale", ()) for layer in document.get("layers", ()))]
+        return any("says" in row for row in rows)
+    except (TypeError, AttributeError):  # damaged, which is another matter
+        return False
 
 
 def _shown(text: object) -> str:
@@ -99,11 +105,6 @@ def _shown(text: object) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _module(name: str) -> str:
-    """A module without its imports of the others: joined, they share one scope."""
-    return re.sub(r"^import \{[^}]*\} from \"\.[\w./]+\.js\";\n", "", _text(name), flags=re.MULTILINE)
 
 
 def _text(name: str) -> str:

@@ -1,4 +1,4 @@
-// The report's last lines: its document into its page, and what is chosen into its address.
+// Shows the page's document in the page, and keeps the chosen head and sign in the address.
 
 import { render } from "./views/heads.js";
 

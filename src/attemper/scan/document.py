@@ -1,4 +1,4 @@
-"""The document of a scan, part by part, as dataclasses: what is in it, and what its JSON Schema is made from.
+"""The document of a scan as dataclasses, and the JSON Schema made from them.
 
 The annotations are the schema. ``Annotated[int, {"minimum": 0}]`` adds keywords of JSON Schema. ``Annotated[Json, Head]`` is a
 dict with the fields of ``Head``. A field whose default is None is left out of the document while it is None. ``class_`` is
@@ -7,8 +7,10 @@ written ``class``.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from .._files import finite
 from ..health import LEVELS, Finding
@@ -19,8 +21,8 @@ SCHEMA: Literal["attemper.scan/1"] = "attemper.scan/1"
 Json = dict[str, Any]
 
 
-def said(words: str) -> Json:
-    """The keyword of JSON Schema that describes a field."""
+def described(words: str) -> Json:
+    """A field's description, as a keyword of JSON Schema."""
     return {"description": words}
 
 
@@ -28,7 +30,12 @@ Count = Annotated[int, {"minimum": 0}]
 Size = Annotated[int, {"minimum": 1}]
 Blocks = Annotated[int, {"minimum": 1, "maximum": 16}]
 Number = float | None
-LayerName = Annotated[str, said("as model.named_modules() names it")]
+LayerName = Annotated[
+    str,
+    described(
+        "as model.named_modules() names it; with (call 2) behind it, the second call on the same sequence, as of a shared layer"
+    ),
+]
 Kind = Annotated[str, {"enum": ["self", "cross"], "description": "self-attention or cross-attention"}]
 Level = Annotated[str, {"enum": list(LEVELS)}]
 FindingRow = Annotated[Json, Finding]
@@ -58,7 +65,7 @@ class AboutInput:
     tokens: list[str] | None
     special: list[bool] | None
     length: Annotated[int | None, {"minimum": 0}]
-    generated: Annotated[bool, said("a sample, generated because no file was given")]
+    generated: Annotated[bool, described("a sample, generated because no file was given")]
     truncated: bool
 
 
@@ -67,9 +74,9 @@ class ScanVerdict:
     """The worst finding in one line."""
 
     level: Level
-    line: Annotated[str, said("one plain sentence")]
+    line: Annotated[str, described("one plain sentence")]
     judged: Annotated[
-        bool | None, said("false: no token could attend to another one, so nothing is called healthy")
+        bool | None, described("false: no token could attend to another one, so nothing is called healthy")
     ] = None
 
 
@@ -97,8 +104,10 @@ class Scale:
     predicted_std: Number
     logit_std: Number
     verdict: Annotated[str, {"enum": ["ok", "fault"]}]
-    says: str
-    std_says: Annotated[str | None, said("the measured logit std compared with the predicted one, in words")] = None
+    message: str
+    std_message: Annotated[
+        str | None, described("the measured logit std compared with the predicted one, in words")
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -120,7 +129,12 @@ class Layer:
     window: int | None
     implementation: str | None
     scale: Scale
-    biased: Annotated[bool | None, said("the largest q·k without what is added to it is not known")] = None
+    biased: Annotated[bool | None, described("a bias is added to q·k, and the largest q·k without it is not known")] = (
+        None
+    )
+    call: Annotated[
+        int | None, {"minimum": 2, "description": "which call of its module on the same sequence, from the second on"}
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -130,12 +144,12 @@ class HeadSigns:
     layer: LayerName
     kind: Kind
     head: Count
-    rows: Annotated[float, said("how many queries were measured")]
+    rows: Annotated[float, described("how many queries were measured")]
     mean: Number
     variance: Number
     peak: Number
     entropy: Number
-    p2: Number
+    sum_p2: Number
     top_weight: Number
     effective_keys: Number
     evenness: Number
@@ -155,12 +169,12 @@ class Head(HeadSigns):
     neighbour_offset: Annotated[
         int | None,
         {
-            "enum": [None, -1, 0, 1],
-            "description": "the token before, itself or the token after: where neighbour_weight is",
+            "enum": [None, -2, -1, 0, 1, 2],
+            "description": "how far from the token neighbour_weight is; −1 is the token before",
         },
     ]
-    text_distance: Annotated[Number, said("null with one text")]
-    score_peak: Annotated[Number, said("the largest scale · q·k, where numbers are added to it; left out if not")] = (
+    text_distance: Annotated[Number, described("null with one text")]
+    score_peak: Annotated[Number, described("the largest scale · q·k before a bias is added; left out if none is")] = (
         None
     )
 
@@ -179,7 +193,7 @@ class WhatIf:
     effective_keys: Number
     peak: Number
     logit_std: Number
-    token: Annotated[TokenAttention | None, said("only with a token: its attention under this rule")] = None
+    token: Annotated[TokenAttention | None, described("only with a token: its attention under this rule")] = None
 
 
 @dataclass(kw_only=True)
@@ -193,7 +207,7 @@ class Target:
     position: Count
     weight: float
     special: bool
-    others: Annotated[float | None, said("the mean weight that other queries give it in this head")] = None
+    others: Annotated[float | None, described("the mean weight that other queries give it in this head")] = None
 
 
 @dataclass(kw_only=True)
@@ -206,7 +220,7 @@ class TokenHead:
     weights: list[Number]
     others: Annotated[
         list[Number] | None,
-        said(
+        described(
             "for each token the mean weight of other queries: special tokens, the token asked for and itself left out"
         ),
     ] = None
@@ -222,22 +236,22 @@ class TokenAttention:
     position: Count
     heads: list[TokenHead]
     targets: list[Target]
-    best: Annotated[Target | None, said("without special tokens and neighbours")]
+    best: Annotated[Target | None, described("without special tokens and neighbours")]
     strongest: Target | None
 
 
 @dataclass(kw_only=True)
 class Patches:
-    """The queries and keys are patches of an image, row by row."""
+    """Where the patches of an image are among the tokens, row by row."""
 
     rows: Size
     columns: Size
-    first: Annotated[Count, said("the token that is the first patch; tokens before it are not in the image")]
+    first: Annotated[Count, described("the token that is the first patch; tokens before it are not in the image")]
 
 
 @dataclass(kw_only=True)
 class LayerMap:
-    """Which layer and input attention weights are of, and their sizes."""
+    """The layer and the input of some attention weights, and their sizes."""
 
     layer: LayerName
     kind: Kind
@@ -255,7 +269,7 @@ class DenseMap(LayerMap):
     bits: Annotated[int, {"enum": [8, 16]}]
     data: Annotated[
         str,
-        said(
+        described(
             "base64 of little-endian unsigned integers, heads × queries × keys: weight × the largest integer, rounded"
         ),
     ]
@@ -266,11 +280,13 @@ class DenseMap(LayerMap):
 class Thumbnail:
     """The weights of a layer added up in blocks of queries and keys."""
 
-    rows: Annotated[Blocks, said("blocks of queries, in order, as even as can be")]
-    columns: Annotated[Blocks, said("blocks of keys")]
+    rows: Annotated[Blocks, described("blocks of queries, in order, as even as can be")]
+    columns: Annotated[Blocks, described("blocks of keys")]
     data: Annotated[
         str,
-        said("base64 of bytes, heads × rows × columns: the share of the queries' weight on the keys × 255, rounded"),
+        described(
+            "base64 of bytes, heads × rows × columns: the share of the queries' weight on the keys × 255, rounded"
+        ),
     ]
 
 
@@ -281,8 +297,8 @@ class TopMap(LayerMap):
     format: Literal["top"] = "top"
     k: Count
     rows: list[Count]
-    indices: Annotated[str, said("base64, heads × rows × k")]
-    weights: Annotated[str, said("base64, heads × rows × k")]
+    indices: Annotated[str, described("base64, heads × rows × k")]
+    weights: Annotated[str, described("base64, heads × rows × k")]
     thumbnail: Thumbnail | None = None
     patches: Patches | None = None
 
@@ -294,7 +310,7 @@ class SmallImage:
     input: Count
     width: Size
     height: Size
-    data: Annotated[str, said("base64 of bytes, height × width × 3: red, green and blue, scaled down")]
+    data: Annotated[str, described("base64 of bytes, height × width × 3: red, green and blue, scaled down")]
 
 
 @dataclass(kw_only=True)
@@ -334,17 +350,19 @@ class Baseline:
 
     file: str
     created: str
-    says: list[str]
-    new: Annotated[list[FindingRow], said("not in the older scan, at any level")]
+    differences: list[str]
+    new: Annotated[list[FindingRow], described("not in the older scan, at any level")]
     worse: Annotated[
         list[FindingRow] | None,
-        said("not in the older scan, or at a lower level there: what --fail-on fails on"),
+        described("not in the older scan, or at a lower level there: what --fail-on fails on"),
     ] = None
-    levels: Annotated[list[Annotated[Json, LevelChange]] | None, said("in both scans, at different levels")] = None
-    gone: Annotated[list[Json], said("only in the older scan, at any level")]
+    levels: Annotated[list[Annotated[Json, LevelChange]] | None, described("in both scans, at different levels")] = None
+    gone: Annotated[list[Json], described("only in the older scan, at any level")]
     uncompared: Annotated[
         list[FindingRow] | None,
-        said("notes that the older scan does not have because it is of other texts: whether they are new is unknown"),
+        described(
+            "notes that the older scan does not have because it is of other texts: whether they are new is unknown"
+        ),
     ] = None
     scales: list[Annotated[Json, ScaleChange]]
     factor: float
@@ -361,18 +379,22 @@ class Document:
     torch: str
     created: Annotated[str, {"format": "date-time"}]
     model: AboutModel
-    inputs: Annotated[list[AboutInput], said("each was run by itself")]
+    inputs: Annotated[list[AboutInput], described("each was run by itself")]
     verdict: ScanVerdict
-    layers: Annotated[list[Layer], said("in the order they ran")]
+    layers: Annotated[list[Layer], described("in the order they ran")]
     heads: list[Annotated[Json, Head]]
-    findings: Annotated[list[Finding], said("the worst first")]
-    checks: Annotated[list[CheckResult] | None, said("is attention computed right? a failed one is in findings")] = None
-    what_if: Annotated[list[WhatIf] | None, said("only on request: the same model with another scale")] = None
+    findings: Annotated[list[Finding], described("the worst first")]
+    checks: Annotated[
+        list[CheckResult] | None, described("is attention computed right? a failed one is in findings")
+    ] = None
+    what_if: Annotated[list[WhatIf] | None, described("only on request: the same model with another scale")] = None
     token: TokenAttention | None = None
-    attention: Annotated[list[DenseMap | TopMap] | None, said("only on request: the weights themselves")] = None
-    images: Annotated[list[SmallImage] | None, said("with attention, where the tokens are patches of an image")] = None
+    attention: Annotated[list[DenseMap | TopMap] | None, described("only on request: the weights themselves")] = None
+    images: Annotated[
+        list[SmallImage] | None, described("with attention, where the tokens are patches of an image")
+    ] = None
     baseline: Baseline | None = None
-    notes: Annotated[list[str], said("what was not measured, and why")]
+    notes: Annotated[list[str], described("what was not measured, and why")]
 
 
 SIGNS = tuple(field.name for field in fields(HeadSigns))
@@ -397,3 +419,72 @@ def _as_dict(value: Any) -> Any:
         return value
     parts = ((field, getattr(value, field.name)) for field in fields(value))
     return {key(field.name): part for field, part in parts if part is not None or field.default is not None}
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of the document; what ``attemper scan --schema`` prints."""
+    definitions: dict[str, Any] = {}
+    whole = _of_class(Document, definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA,
+        **whole,
+        "title": "What attemper scan --json prints",
+        "description": "NaN and infinity are null. Within /1 nothing is renamed or removed.",
+        "$defs": definitions,
+    }
+
+
+_TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    dict: "object",
+    list: "array",
+    NoneType: "null",
+}
+
+
+def _of_class(part: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a dataclass; those it needs are added to the definitions."""
+    hints, properties, required = get_type_hints(part, include_extras=True), {}, []
+    for field in fields(part):
+        schema = _of_hint(hints[field.name], definitions)
+        if field.default is not None:
+            required.append(key(field.name))
+        elif isinstance(schema.get("type"), list):  # left out in place of null
+            schema["type"] = next(name for name in schema["type"] if name != "null")
+        elif "anyOf" in schema:
+            schema = {**schema["anyOf"][0], **{name: value for name, value in schema.items() if name != "anyOf"}}
+        properties[key(field.name)] = schema
+    about = (part.__doc__ or "").partition("\n")[0]
+    closed = {"additionalProperties": False, "required": required, "properties": properties}
+    return {"type": "object", "description": about, **closed}
+
+
+def _of_hint(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an annotation."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        if is_dataclass(inner[1]):
+            return _of_hint(inner[1], definitions)
+        return dict(ChainMap(*reversed(inner[1:]), _of_hint(inner[0], definitions)))
+    if origin is Literal:
+        return {"const": inner[0]}
+    if isinstance(hint, type) and is_dataclass(hint):
+        name = hint.__name__
+        if name not in definitions:
+            definitions[name] = {}
+            definitions[name] = _of_class(hint, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    if NoneType in inner or (len(inner) > 1 and origin not in (dict, list)):
+        return _of_union([_of_hint(part, definitions) for part in inner])
+    items = {"items": _of_hint(inner[0], definitions)} if origin is list else {}
+    return {"type": _TYPES[origin or hint], **items}
+
+
+def _of_union(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(parts) == 2 and parts[1] == {"type": "null"} and "type" in parts[0]:
+        return {**parts[0], "type": [parts[0]["type"], "null"]}
+    return {"anyOf": parts}

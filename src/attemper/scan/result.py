@@ -6,19 +6,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import _files
+from ..errors import InputError
+from ..report import html
 from ..watch import Record
-from .document import Document, plain
-from .show.output import write as write_file
+from .document import Document, Json, plain
+from .show.format import sentences
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+
+
+SUFFIXES = (".html", ".json", ".csv", ".parquet")
 
 
 class Scan:
     """The result of :func:`attemper.scan`. ``print(scan)`` is the table; a notebook shows it as HTML.
 
     ``record`` has the vitals per layer and head. ``layers``, ``heads`` and ``findings`` (the worst first) are lists of dicts,
-    ``verdict`` has a ``level`` and one ``line``, ``notes`` lists what was not measured, and why. :meth:`to_dict` has everything.
+    ``verdict`` has a ``level`` and one ``line``, and ``notes`` says what was not measured and why. :meth:`to_dict` has it all.
     """
 
     def __init__(self, document: Document, record: Record, interrupted: bool = False) -> None:
@@ -55,7 +61,7 @@ class Scan:
         """The whole document, as ``attemper scan --json`` prints it; its schema is ``attemper scan --schema``.
 
         Args:
-            attention: include the attention weights that were kept, and the images of their patches; they are most of its size.
+            attention: include the attention weights and the images of their patches, which are most of its size.
         """
         return {name: part for name, part in self.document.items() if attention or name not in ("attention", "images")}
 
@@ -91,3 +97,29 @@ class Scan:
 
         text = escape(str(self)).rstrip()
         return f'<pre style="line-height:1.25">{text}</pre>{self.record._repr_html_()}'
+
+
+def check_output(path: Path | None, force: bool) -> None:
+    """Refuse a file that cannot or should not be written, before the work."""
+    _files.check(path, SUFFIXES, force)
+    if path is not None and path.suffix.lower() == ".parquet":
+        _files.load("-o *.parquet", "pyarrow.parquet", "record")
+
+
+def write_file(path: Path, document: Json) -> None:
+    """Write a file; an existing one is replaced when the new one is complete."""
+    suffix = path.suffix.lower()
+    if suffix == ".html":
+        checks = [f"check {line}." for line in sentences(document)]
+        content = html({**document, "notes": [*document["notes"], *checks]}).encode()
+    elif suffix == ".json":
+        content = _files.json_bytes(document)
+    elif suffix == ".csv":
+        content = _files.csv_bytes(document["heads"])
+    elif suffix == ".parquet":
+        content = _files.parquet_bytes(document["heads"], "record")
+    else:
+        raise InputError(
+            f"Scan.write(): `path` must end in {', '.join(SUFFIXES)}; got {path.name!r}. Use 'report.html'."
+        )
+    _files.save(path, content)

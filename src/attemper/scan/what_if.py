@@ -20,11 +20,21 @@ from torch import nn
 
 from ..errors import InputError, nearest
 from ..scale import RULES
-from ..watch.examine import Alteration, AttentionCall, Examiner, Facts, OpPlace, altered, examine, running
+from ..watch.examine import (
+    Alteration,
+    AttentionCall,
+    CallInfo,
+    Examiner,
+    OpPlace,
+    altered,
+    examine,
+    running,
+    split_number,
+)
 from .document import SIGNS, Json, WhatIf
 
 MOSTLY = 0.5
-"""A head is called saturated if more than this share of its rows is (rows that see enough keys: heads.py)."""
+"""A head counts as saturated if more than this share of its rows are; heads.py says which rows count."""
 
 NOT_ONE_NUMBER = {
     "log_n": "its scale grows with the keys that each row sees",
@@ -41,7 +51,7 @@ class RecordedCall:
 
     layer: str
     kind: str
-    facts: Facts
+    info: CallInfo
     places: tuple[OpPlace, ...]
 
 
@@ -51,8 +61,8 @@ class CallRecorder(Examiner):
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
 
-    def keep(self, name: str, call: AttentionCall, found: object) -> None:
-        self.calls.append(RecordedCall(name, call.facts.kind, call.facts, call.places))
+    def keep(self, name: str, call: AttentionCall, result: object) -> None:
+        self.calls.append(RecordedCall(name, call.info.kind, call.info, call.places))
 
 
 def what_if(
@@ -68,8 +78,8 @@ def what_if(
     """Run a model once as it is and once for each rule, with its scale replaced by the rule's, and measure its heads.
 
     Gradients are off, and each run draws the same random numbers. Another open watch measures these runs too. ``run`` calls the
-    model on its inputs, the same each time; ``progress`` is called with each rule before its run, ``keep`` with each result at
-    once, so that Ctrl-C loses none. ``examiners`` look at the calls of every run, also of the first, as it is. ``note`` is
+    model on the same inputs each time; ``progress`` is called with each rule before its run, ``keep`` with each result at once,
+    so that Ctrl-C loses none. ``examiners`` examine the calls of every run, including the first, unaltered one. ``note`` is
     called with a sentence for each layer that keeps its scale.
 
     Args:
@@ -84,27 +94,27 @@ def what_if(
             "scan: --what-if runs the model itself, so it cannot be used inside a model's forward. Call scan() outside of it."
         )
     applied = applied or {}
-    with _same_each_time(model) as again:
-        again()
+    with _same_each_time(model) as reseed:
+        reseed()
         alteration = Alteration()
         heads, first = _measure(model, run, alteration, examiners, note)
         reached = _reachable(first, alteration, note)
-        found = []
+        results = []
         for rule, scale in zip(rules, wanted, strict=True):
             if progress is not None:
                 progress(rule)
-            again()
+            reseed()
             second = Alteration(_ratios(rule, reached, scale, applied, note))
             heads, calls = _measure(model, run, second, examiners, note)
             _check_same_path(rule, first, alteration, calls, second)
-            found.append(summed_up(rule, heads))
+            results.append(summed_up(rule, heads))
             if keep is not None:
-                keep(found[-1])
-    return found
+                keep(results[-1])
+    return results
 
 
-Wanted = Callable[[Facts, int, Callable[[], float]], float]
-"""From a call's facts, its layer's number and its present scale: the ratio of the rule's scale to that."""
+Wanted = Callable[[CallInfo, int, Callable[[], float]], float]
+"""From the info of a call, the number of its layer and its present scale to the factor that makes it the rule's scale."""
 
 
 def check_rules(rules: Sequence[str]) -> None:
@@ -114,7 +124,7 @@ def check_rules(rules: Sequence[str]) -> None:
 
 
 def _wanted(rule: str) -> Wanted:
-    """The ratio that a rule needs, or an error that says why it cannot be tried."""
+    """The factor that a rule needs, or an error that says why it cannot be tried."""
     known = RULES.get(rule)
     if known is None:
         times = TIMES.fullmatch(rule)
@@ -126,14 +136,14 @@ def _wanted(rule: str) -> Wanted:
                 f"{nearest(rule, offered)}"
             )
         if times is not None:
-            return lambda facts, layer, now: number
-        return lambda facts, layer, now: number / now()
+            return lambda info, layer, now: number
+        return lambda info, layer, now: number / now()
     if rule in NOT_ONE_NUMBER:
         raise InputError(
             f"scan: --what-if cannot try the rule {rule!r}, which is not a single number: {NOT_ONE_NUMBER[rule]}. "
             f"Use one of {', '.join(repr(name) for name in RULES if name not in NOT_ONE_NUMBER)}."
         )
-    return lambda facts, layer, now: known.scale(head_dim=facts.head_dim, heads=facts.heads, layer=layer) / now()
+    return lambda info, layer, now: known.scale(head_dim=info.head_dim, heads=info.heads, layer=layer) / now()
 
 
 def _number(word: str) -> float | None:
@@ -153,7 +163,7 @@ def _measure(
 ) -> tuple[list[dict[str, Any]], list[RecordedCall]]:
     """One run: a row for each head, and the calls."""
     recorder = CallRecorder()
-    watching = examine(model, [recorder, *examiners])
+    watching = examine(model, [recorder, *examiners], by_call=True)
     with altered(alteration), watching:
         run()
     if watching.unmeasured:
@@ -167,9 +177,11 @@ def _reachable(
     calls: Sequence[RecordedCall], alteration: Alteration, note: Callable[[str], object]
 ) -> list[RecordedCall]:
     """The calls whose scale is an argument or a factor that can be replaced; an error if there is none."""
-    found = [call for call in calls if call.places and all(alteration.found[one].can_be_altered for one in call.places)]
-    left = {call.layer: call.facts.implementation or call.facts.route for call in calls if call not in found}
-    if not found:
+    calls_to_alter = [
+        call for call in calls if call.places and all(alteration.found[place].can_be_altered for place in call.places)
+    ]
+    left = {call.layer: call.info.implementation or call.info.route for call in calls if call not in calls_to_alter}
+    if not calls_to_alter:
         layer, how = next(iter(left.items()), ("the model", "a kernel"))
         raise InputError(
             f"scan: --what-if: the scale of {layer!r} cannot be replaced while it runs, because {how!r} does not show "
@@ -177,7 +189,7 @@ def _reachable(
         )
     for layer, how in left.items():
         note(f"what if: {layer} keeps its scale, because {how!r} does not show the op that applies it.")
-    return found
+    return calls_to_alter
 
 
 def _ratios(
@@ -192,7 +204,7 @@ def _ratios(
     unknown: InputError | None = None
     for call in calls:
         try:
-            ratio = wanted(call.facts, numbers[call.layer], partial(_now, call, applied))
+            ratio = wanted(call.info, numbers[call.layer], partial(_present_scale, call, applied))
         except InputError as error:
             unknown = error
             note(
@@ -210,9 +222,9 @@ def _ratios(
     return ratios
 
 
-def _now(call: RecordedCall, applied: Mapping[tuple[str, str], float | None]) -> float:
-    """The scale that a call's layer applies in all."""
-    scale = applied.get((call.layer, call.kind), call.facts.scale)
+def _present_scale(call: RecordedCall, applied: Mapping[tuple[str, str], float | None]) -> float:
+    """The whole scale that the layer of a call applies."""
+    scale = applied.get((call.layer, call.kind), call.info.scale)
     if not scale:
         raise InputError(
             f"scan: --what-if: the scale that {call.layer!r} applies is not known, so it cannot be replaced. "
@@ -225,7 +237,7 @@ def layer_numbers(layers: Sequence[str]) -> dict[str, int]:
     """Each layer's number in its stack, from 0: a stack is the layers whose names differ only in their numbers."""
     stacks: dict[str, dict[str, int]] = {}
     for layer in layers:
-        stack = stacks.setdefault(re.sub(r"\d+", "#", layer), {})
+        stack = stacks.setdefault(re.sub(r"\d+", "#", split_number(layer)[0]), {})
         stack.setdefault(layer, len(stack))
     return {layer: number for stack in stacks.values() for layer, number in stack.items()}
 
@@ -234,47 +246,47 @@ def _check_same_path(
     rule: str, first: Sequence[RecordedCall], before: Alteration, second: Sequence[RecordedCall], after: Alteration
 ) -> None:
     """Raise unless the altered run computed every score in the same op as the first, with the scale of the rule."""
-    for one, other in zip(first, second, strict=False):
-        same = (one.layer, one.kind, one.places) == (other.layer, other.kind, other.places)
-        if not same or any(before.found[place] != after.found.get(place) for place in one.places):
+    for call, altered_call in zip(first, second, strict=False):
+        same = (call.layer, call.kind, call.places) == (altered_call.layer, altered_call.kind, altered_call.places)
+        if not same or any(before.found[place] != after.found.get(place) for place in call.places):
             break
-        if one.facts.scale is not None and other.facts.scale is not None:
-            expected = one.facts.scale * (after.ratios.get(one.places[0], 1.0) if one.places else 1.0)
-            if not math.isclose(other.facts.scale, expected, rel_tol=1e-6):
+        if call.info.scale is not None and altered_call.info.scale is not None:
+            expected = call.info.scale * (after.ratios.get(call.places[0], 1.0) if call.places else 1.0)
+            if not math.isclose(altered_call.info.scale, expected, rel_tol=1e-6):
                 break
     else:
         if len(first) == len(second):
             return
-        one = max(first, second, key=len)[min(len(first), len(second))]
+        call = max(first, second, key=len)[min(len(first), len(second))]
     raise InputError(
-        f"scan: --what-if: with the rule {rule!r} the model took another path through {one.layer!r}, so its scale was "
+        f"scan: --what-if: with the rule {rule!r} the model took another path through {call.layer!r}, so its scale was "
         "not replaced there, and there is no result. Call it with the same inputs, in eval(), with a cache that starts empty."
     )
 
 
 @contextmanager
 def _same_each_time(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """No gradients, no fast path that hides the scale; yields a function that resets the random numbers."""
+    """Turn off gradients and the fast path that hides the scale; yields a function that resets the random numbers."""
     fast = torch.backends.mha.get_fastpath_enabled()
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
         states = [(device, torch.cuda.get_rng_state(device)) for device in devices]
         state = torch.get_rng_state()
 
-        def again() -> None:
+        def reseed() -> None:
             torch.set_rng_state(state)
             for device, numbers in states:
                 torch.cuda.set_rng_state(numbers, device)
 
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            yield again
+            yield reseed
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def summed_up(rule: str, heads: Sequence[Mapping[str, Any]]) -> WhatIf:
-    """The signs of heads, which may be those of a document, with the numbers over all of them."""
+    """The signs of heads, of a run or of a document, with the numbers over all of them."""
     rows: list[Json] = [{name: row[name] for name in SIGNS} for row in heads]
     return WhatIf(
         rule=rule,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from .. import kernels
 from ..errors import InputError, checked_options
 from ..kernels.contract import measuring_dtype, savable
-from ..operation.checks import Signs, prepare
-from ..operation.direct import attend
-from ..vitals import Attended, in_dtype, in_shape
+from ..operation.call import Offsets, Signs, prepare
+from ..operation.run import as_asked, run
+from ..vitals import Attended
 
 
 @checked_options
@@ -25,17 +23,19 @@ def additive_attention(
     causal: bool | str = False,
     window: int | None = None,
     dropout: float = 0.0,
+    documents: Offsets = None,
+    sink: Tensor | None = None,
     signs: Signs = "all",
 ) -> Attended:
     """Additive attention, ``logits = Σ_e weight_e · tanh(query_e + key_e)``, with the vital signs of :func:`attention`.
 
     Query and key come already projected. There is no scale: no logit is larger than ``‖weight‖₁``, the sum of the sizes of
     ``weight``, which may well be above 1. It costs one tanh for each number that a dot product multiplies, and memory that
-    grows with the length, not with its square. ``query``, ``key``, ``value``, ``mask``, ``causal``, ``window``, ``dropout``
-    and ``signs`` are those of :func:`attention`.
+    grows with the length, not with its square. ``query``, ``key``, ``value``, ``mask``, ``causal``, ``window``, ``dropout``,
+    ``documents``, ``sink`` and ``signs`` are those of :func:`attention`.
 
     Args:
-        weight: ``(E,)`` for all heads, or ``(H, E)`` for each its own.
+        weight: ``(E,)``, shared by all heads, or ``(H, E)``, one per head.
 
     Returns:
         ``Attended(output, vitals)`` as :func:`attention` does, with first derivatives to ``query``, ``key``, ``value``,
@@ -47,17 +47,19 @@ def additive_attention(
         >>> vitals.peak                           # tanh 100 = 1, so 1 + 2 - 0.5
         tensor([2.5000])
     """
-    problem, request, names, shape = prepare(
+    call = prepare(
         "additive_attention", query, key, value, mask=mask, causal=causal, scale=1.0, window=window, dropout=dropout,
-        signs=signs, no_value="For signs alone pass value=key.",
+        documents=documents, sink=sink, signs=signs, no_value="For signs alone pass value=key.",
     )  # fmt: skip
+    problem = call.problem
     weight = _check_weight(weight, problem.query)
     # once more: the weight may be all that is learned
-    query, key, value, mask, weight = savable(problem.query, problem.key, problem.value, problem.mask, weight)
-    problem = problem._replace(query=query, key=key, value=value, mask=mask, weight=weight)
-    kernel = kernels.choose("additive_attention", replace(request, additive=True), "auto")
-    output, vitals = attend(problem, names, kernel)
-    return in_shape(in_dtype(output, vitals, request.dtype), shape)
+    *inputs, weight = savable(problem.query, problem.key, problem.value, problem.mask, problem.sink, weight)
+    problem = problem._replace(
+        **dict(zip(("query", "key", "value", "mask", "sink"), inputs, strict=True)), weight=weight
+    )
+    kernel = kernels.choose("additive_attention", call.request._replace(additive=True), "auto")
+    return as_asked(call, *run(problem, call.signs, kernel))
 
 
 def _check_weight(weight: Tensor, query: Tensor) -> Tensor:
@@ -72,10 +74,11 @@ def _check_weight(weight: Tensor, query: Tensor) -> Tensor:
         raise InputError(
             f"additive_attention(): `weight` must be floating point; got {weight.dtype}. Use weight.float()."
         )
-    if tuple(weight.shape) not in ((dim,), (heads, dim)):
+    shape = weight.shape  # compared number by number: Dynamo finds no tuple of symbolic sizes among others
+    if not (len(shape) in (1, 2) and shape[-1] == dim and (len(shape) == 1 or shape[0] == heads)):
         raise InputError(
-            f"additive_attention(): `weight` must have shape ({dim},) for all heads or ({heads}, {dim}) for each its own; "
-            f"got {tuple(weight.shape)}. Use torch.randn({dim}) / {dim}**0.5 to begin with."
+            f"additive_attention(): `weight` must have shape ({dim},), shared by all heads, or ({heads}, {dim}), one per head; "
+            f"got {tuple(weight.shape)}. Begin with torch.randn({dim}) / {dim}**0.5."
         )
     if weight.device != query.device:
         raise InputError(

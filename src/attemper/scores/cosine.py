@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import kernels
 from ..errors import InputError, checked_options
-from ..kernels.contract import LARGEST, measuring_dtype
-from ..operation.checks import Signs, prepare
-from ..operation.direct import attend
-from ..operation.ops import without_autocast
-from ..vitals import Attended, in_dtype, in_shape
+from ..kernels.contract import LARGEST, measuring_dtype, without_autocast
+from ..operation.call import Offsets, Signs, prepare
+from ..operation.run import Execution, as_asked, run
+from ..vitals import Attended
 
 
 @checked_options
@@ -28,13 +27,15 @@ def cosine_attention(
     causal: bool | str = False,
     window: int | None = None,
     dropout: float = 0.0,
+    documents: Offsets = None,
+    sink: Tensor | None = None,
     signs: Signs = "all",
     kernel: str = "auto",
 ) -> Attended:
     """Attention by angle: ``logits = scale * cos(query, key)``, so no logit is larger than ``|scale|``.
 
     The lengths of query and key play no part. ``query``, ``key``, ``value``, ``mask``, ``causal``, ``window``, ``dropout``,
-    ``signs`` and ``kernel`` are those of :func:`attention`.
+    ``documents``, ``sink``, ``signs`` and ``kernel`` are those of :func:`attention`.
 
     Args:
         scale: must be given; a number, or a tensor to be learned: ``()``, ``(H,)`` one per head, or broadcastable to
@@ -50,11 +51,20 @@ def cosine_attention(
         >>> vitals.peak, vitals.mean              # cos 0° = 1 and cos 90° = 0, times 10
         (tensor([10.]), tensor([5.]))
     """
-    _check_scale(scale)
-    problem, request, names, shape = prepare(
-        "cosine_attention", query, key, value, mask=mask, causal=causal, scale=scale, window=window, dropout=dropout,
-        signs=signs, no_value="For signs alone pass value=key.",
+    return attend_by_angle(
+        query, key, value, Execution(kernel), scale=scale, mask=mask, causal=causal, window=window, dropout=dropout,
+        documents=documents, sink=sink, signs=signs,
     )  # fmt: skip
+
+
+def attend_by_angle(
+    query: Tensor, key: Tensor, value: Tensor, execution: Execution, *, scale: float | Tensor | None, **options: Any
+) -> Attended:
+    """:func:`cosine_attention`, run in this way."""
+    _check_scale(scale)
+    no_value = "For signs alone pass value=key."
+    call = prepare("cosine_attention", query, key, value, scale=scale, no_value=no_value, **options)
+    problem = call.problem
     # In half precision a direction would be rounded once more than the caller's own numbers, and `scale` would enlarge that
     # error: everything runs in the dtype of measuring, and only the output is rounded.
     wide = measuring_dtype(problem.query.dtype)
@@ -65,13 +75,13 @@ def cosine_attention(
             key=direction(problem.key.to(wide)),
             value=problem.value.to(wide),
         )
-        kernel = kernels.choose("cosine_attention", replace(request, dtype=wide), kernel)
-        output, vitals = attend(problem, names, kernel)
-    return in_shape(in_dtype(output, vitals, request.dtype), shape)
+        kernel = kernels.choose("cosine_attention", call.request._replace(dtype=wide), execution.kernel)
+        attended = run(problem, call.signs, kernel, execution)
+    return as_asked(call, *attended)
 
 
 def direction(vectors: Tensor) -> Tensor:
-    """Each vector at length 1. Divided by its largest entry first, so that no square overflows or vanishes."""
+    """Vectors scaled to length 1. Each is first divided by its largest entry, so that no square overflows or underflows."""
     if not vectors.shape[-1]:
         return vectors
     largest = vectors.detach().abs().amax(-1, keepdim=True)  # cancels out: no gradient goes through it

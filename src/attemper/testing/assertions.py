@@ -1,4 +1,4 @@
-"""The assertions: what one pass shows, or one experiment, raised as an AssertionError."""
+"""The assertions: a fault that one pass or one experiment shows becomes an AssertionError."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ..health import Finding
 from ..scale import rule as named_rule
 from ..scan.audit.audit import Audit
 from ..scan.checks.examiner import AttentionChecks
-from ..scan.experiments.run import experiments
-from ..scan.input.batch import call
-from ..scan.run import evaluating
+from ..scan.experiments.packed import NEEDS as PACKED
+from ..scan.experiments.run import experiments, prepared
+from ..scan.experiments.subject import CannotRun
+from ..scan.unchanged import call, evaluating
 from ..watch.examine import NoAttentionCall, examine
 
 
@@ -26,7 +27,7 @@ def assert_causal(model: nn.Module, batch: Any) -> None:
 
     Args:
         model: any module.
-        batch: what it is called with: a dict of keywords, a tuple of positions, or a tensor. The tokens are ``input_ids``,
+        batch: its arguments: a dict of keywords, a tuple of positions, or a tensor. The tokens are ``input_ids``,
             ``decoder_input_ids``, or the first integers (B, L) or numbers (B, L, D).
 
     Example:
@@ -42,7 +43,7 @@ def assert_causal(model: nn.Module, batch: Any) -> None:
 
 @checked_options
 def assert_ignores_padding(model: nn.Module, batch: Any) -> None:
-    """Real tokens do not depend on padding: not on the tokens there, on how much there is, or on which side it is.
+    """Outputs of real tokens do not depend on the padding: neither on its tokens, nor on its length or side.
 
     Tokens are added that the mask marks as padding. On the left they are tried where all tokens are real, with ``position_ids``
     that begin at the first real token if the model takes them.
@@ -75,6 +76,63 @@ def assert_cache_matches(model: nn.Module, batch: Any) -> None:
 
 
 @checked_options
+def assert_items_independent(model: nn.Module, batch: Any) -> None:
+    """No item of a batch depends on another one: alone, or with one more item, the first item's rows stay the same.
+
+    Args:
+        model: any module that takes batches of any size.
+        batch: as in :func:`assert_causal`.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+        >>> attemper.testing.assert_items_independent(model, torch.randn(2, 9, 16))
+    """
+    _experiment("assert_items_independent", "batch", model, batch, ("over_batch",))
+
+
+@checked_options
+def assert_repeatable(model: nn.Module, batch: Any) -> None:
+    """In evaluation mode a second call on the same batch, with another seed, returns the same numbers.
+
+    It fails if random numbers are drawn in evaluation mode (by torch, NumPy or Python), and if the model keeps something from one
+    call to the next, such as a cache that is never reset.
+
+    Args:
+        model: any module.
+        batch: as in :func:`assert_causal`.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+        >>> attemper.testing.assert_repeatable(model, torch.randn(2, 9, 16))
+    """
+    caller = "assert_repeatable"
+    checks, sizes = _seen(caller, model, batch)
+    _raise_first(caller, [finding for finding in checks.findings() if finding.fault == "dropout_in_eval"])
+    try:
+        with evaluating(model):
+            trial = prepared(model, batch, checks, sizes)
+    except CannotRun as error:
+        raise InputError(
+            f"{caller}(): {type(model).__name__} could not be tested: {error}. Pass {error.needs}."
+        ) from None
+    if trial.unsteady is not None and not trial.rough:
+        why = str(trial.unsteady)
+        raise AssertionError(f"{caller}(): {why[0].upper()}{why[1:]}. Give {trial.unsteady.needs}.")
+
+
+@checked_options
+def assert_packed_matches(model: nn.Module, batch: Any) -> None:
+    """Documents packed into one row have the outputs that each has alone.
+
+    Args:
+        model: any module.
+        batch: a dict with one row of tokens (1, L), and where the documents begin: ``position_ids`` (1, L) that restart at 0,
+            ``cu_seqlens`` (any name that begins so), or ``document_ids`` (1, L). A mask (…, L, L) is cut into blocks.
+    """
+    _experiment("assert_packed_matches", "packed", model, batch)
+
+
+@checked_options
 def assert_heads_keep_positions(model: nn.Module, batch: Any) -> None:
     """Row i of every head's q, k and v belongs to token i: heads were not cut, or joined, across positions.
 
@@ -88,8 +146,10 @@ def assert_heads_keep_positions(model: nn.Module, batch: Any) -> None:
     """
     caller = "assert_heads_keep_positions"
     checks = _read(caller, model, batch)[0]
-    _raise_first(caller, [one for one in checks.findings() if one.fault in ("heads_mixed", "heads_joined")])
-    known = [one.traced for readings in checks.layers.values() for one in readings if one.traced is not None]
+    _raise_first(caller, [finding for finding in checks.findings() if finding.fault in ("heads_mixed", "heads_joined")])
+    known = [
+        reading.traced for readings in checks.layers.values() for reading in readings if reading.traced is not None
+    ]
     if not any(traced.cuts or traced.merged for traced in known):
         _experiment(caller, "position", model, batch)
 
@@ -114,29 +174,31 @@ def assert_scale(model: nn.Module, batch: Any, rule: str | float = "sqrt_dk") ->
     for layer in audit.layers():
         where = layer.layer or type(model).__name__
         if layer.applied is None:
-            raise InputError(f"{caller}(): the scale of {where} could not be measured: {layer.says}")
+            raise InputError(f"{caller}(): the scale of {where} could not be measured: {layer.message}")
         matches = layer.rule == rule if isinstance(rule, str) else abs(layer.applied / rule - 1) < RELATIVE
         if not matches:
             asked = f"rule {rule!r}" if isinstance(rule, str) else f"{rule:.4g}"
-            says = f"{where} does not apply {asked}. {layer.says} {layer.todo}".rstrip()
-            raise AssertionError(f"{caller}(): {says}")
+            message = f"{where} does not apply {asked}. {layer.message} {layer.advice}".rstrip()
+            raise AssertionError(f"{caller}(): {message}")
 
 
 RELATIVE = 5e-3
-"""As in the audit: more than bfloat16 rounds a regression, less than between any two rules."""
+"""As in the audit: more than bfloat16 moves a measured scale, less than the distance between any two rules."""
 
 
 NEXT = {
     "future": "Give a batch of 3 tokens or more: ids (B, L) or numbers (B, L, D), to a model that returns a row for each.",
     "padding": "Give a batch with a mask (B, L), named attention_mask, or with 'mask', 'pad' or 'keep' in its name.",
     "cache": "The forward must take the cache as past_key_values, kv_cache, cache or past, and return it; give 4 tokens or more.",
+    "batch": "Give a batch (batch, length) or (batch, length, width) to a model that takes batches of any size.",
+    "packed": f"Pass {PACKED}.",
     "position": "An attention module must take its tokens as (batch, length, width); give 3 tokens or more.",
 }
-"""By experiment: what it needs."""
+"""By experiment: the advice if it cannot run."""
 
 
 def _read(caller: str, model: nn.Module, batch: Any) -> tuple[AttentionChecks, Audit, set[tuple[int, int]]]:
-    """What one pass shows: the checks, the scales, and (batch, queries) of the self-attention."""
+    """One pass: the checks, the scales, and (batch, queries) of the self-attention."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{caller}(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
@@ -148,27 +210,34 @@ def _read(caller: str, model: nn.Module, batch: Any) -> tuple[AttentionChecks, A
         warnings.filterwarnings("ignore", message=r"watch\(\): ")
         with watching:
             call(model, batch)
-    sizes = {(facts.batch, facts.queries) for (_, kind), facts in watching.record.facts.items() if kind == "self"}
+    sizes = {(info.batch, info.queries) for (_, kind), info in watching.record.info.items() if kind == "self"}
     return checks, audit, sizes
 
 
 def _experiment(caller: str, name: str, model: nn.Module, batch: Any, also: tuple[str, ...] = ()) -> None:
-    """Make one experiment, and raise what it found; what was read of the ops is raised first, as it says more."""
-    try:
-        checks, _, sizes = _read(caller, model, batch)
-    except NoAttentionCall:
-        checks, sizes = AttentionChecks(model), set()  # the outputs show it too
-    found = checks.findings()
-    _raise_first(caller, [one for one in found if one.fault in (*also, "dropout_in_eval")])
+    """Run one experiment and raise its finding; a finding from the ops comes first, because it says more."""
+    checks, sizes = _seen(caller, model, batch)
+    new_findings = checks.findings()
+    _raise_first(caller, [finding for finding in new_findings if finding.fault in (*also, "dropout_in_eval")])
     with evaluating(model):
         results, findings, _ = experiments(model, batch, checks, sizes, only=(name,), strict=True)
     _raise_first(caller, findings)
     (result,) = results
     if result.state == "skipped":
-        raise InputError(f"{caller}(): {type(model).__name__} could not be tested: {result.says}. {NEXT[name]}")
+        then = NEXT[name] if result.needs is None else f"Pass {result.needs}."
+        raise InputError(f"{caller}(): {type(model).__name__} could not be tested: {result.message}. {then}")
 
 
-def _raise_first(caller: str, found: list[Finding]) -> None:
-    if found:
-        where = f"{found[0].layer}: " if found[0].layer else ""
-        raise AssertionError(f"{caller}(): {where}{found[0].says} {found[0].todo}")
+def _seen(caller: str, model: nn.Module, batch: Any) -> tuple[AttentionChecks, set[tuple[int, int]]]:
+    """The checks of one pass; empty for a model without attention calls, whose faults only its outputs can show."""
+    try:
+        checks, _, sizes = _read(caller, model, batch)
+    except NoAttentionCall:
+        return AttentionChecks(model), set()
+    return checks, sizes
+
+
+def _raise_first(caller: str, findings: list[Finding]) -> None:
+    if findings:
+        where = f"{findings[0].layer}: " if findings[0].layer else ""
+        raise AssertionError(f"{caller}(): {where}{findings[0].message} {findings[0].advice}")

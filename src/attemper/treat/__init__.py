@@ -4,9 +4,9 @@ Data passes the files in this order:
 
     finder        projections(): runs the model once and hands each attention call on
     find          the rows of parameters that make q and k of one call
-    again         a layer that is built like one that was searched
-    effect        whether scaling them scales the logits of each head, and no other's
-    derivatives   the two questions to autograd that `find` asks
+    reuse         the rows of a layer that is built like one already searched
+    effect        whether scaling them scales the logits of that head alone
+    derivatives   the two questions that `find` asks autograd
     table         the answer: a table of layers, heads and rows
     clip          qk_clip(): factors for the heads above tau
     peaks         the largest score of each head, from a record, over all ranks
@@ -22,7 +22,7 @@ from .clip import qk_clip as qk_clip
 from .entropy import entropy_floor as entropy_floor
 from .entropy import floor as floor
 from .finder import Finder as Finder
-from .finder import found_before as found_before
+from .finder import last_projections as last_projections
 from .finder import projections as projections
 from .norm import add_qk_norm as add_qk_norm
 from .norm import add_temperature as add_temperature

@@ -13,11 +13,21 @@ from torch import Tensor, nn
 from .._display import plural
 from ..errors import InputError, checked_options, nearest
 from ..watch import Record
-from .afterwards import NO_EFFECT, Afterwards, Expected, HeadOfLayer, PlaceOfRows, settled
-from .finder import found_before
+from .afterwards import NO_EFFECT, Afterwards, Expected, HeadKey, RowsKey, settled
+from .finder import last_projections
 from .finder import projections as find
 from .peaks import LOCAL, NOT_FINITE, LayerPeaks, LocalHeads, agree, check_record, group_of, peaks_of
-from .table import BY_LAYER, TAKES, LayerProjections, Projections, factors_of, parameters_of
+from .table import (
+    BY_LAYER,
+    TAKES,
+    LayerProjections,
+    Projections,
+    check_model,
+    check_number,
+    check_projections,
+    factors_of,
+    parameters_of,
+)
 from .write import Copies, check_there, check_whole, reshard, scale_rows, unscalable, unwrapped
 
 SHARED = ("query", "group")
@@ -36,7 +46,7 @@ class ClippedHead(NamedTuple):
 
 
 class LeftAlone(NamedTuple):
-    """A head above tau that was not clipped, and why; the head is None if that holds for the layer."""
+    """A head above tau that was not clipped, and why; ``head`` is None if the reason holds for the layer."""
 
     layer: str
     head: int | None
@@ -71,11 +81,14 @@ class Clip(Sequence[ClippedHead]):
             return f"qk_clip(): step {self.step}: no head is above {self.tau:g}; {where}."
         first = f"qk_clip(): step {self.step}: nothing was clipped to {self.tau:g}; {where}."
         if self.heads:
-            layers = len({one.layer for one in self.heads})
+            layers = len({clipped.layer for clipped in self.heads})
             counts = f"{plural(len(self.heads), 'head')} of {plural(layers, 'layer')} clipped to {self.tau:g}"
-            least = min(one.factor for one in self.heads)
+            least = min(clipped.factor for clipped in self.heads)
             first = f"qk_clip(): step {self.step}: {counts}; {where}; the smallest factor is {least:.3g}."
-        rest = [f"{one.layer}{'' if one.head is None else f' head {one.head}'}: {one.reason}" for one in self.skipped]
+        rest = [
+            f"{skipped_head.layer}{'' if skipped_head.head is None else f' head {skipped_head.head}'}: {skipped_head.reason}"
+            for skipped_head in self.skipped
+        ]
         shown = [*rest, *self.notes]
         more = f" And {len(shown) - 2} more." if len(shown) > 2 else ""
         return first + (f"\nLeft alone, or to be noted: {'. '.join(shown[:2])}.{more}" if shown else "")
@@ -109,14 +122,14 @@ def qk_clip(
         record: ``watch.record``.
         tau: the largest logit that is allowed, above 0.
         alpha: the share of the factor that q takes, from 0 to 1.
-        step: the step of the record to read; the last one when left out.
+        step: the step of the record to read; left out, the last one.
         shared: where key heads serve several query heads: ``"query"`` leaves keys alone, exact for every head; ``"group"``
             scales q and k of the whole group by the smallest γ in it, as Megatron does.
-        projections: what :func:`projections` found; when left out, what it last found for this model. A Hugging Face model that
-            it never saw is run once on its ``dummy_inputs``.
+        projections: the result of :func:`projections`; left out, its last result for this model. A Hugging Face model that
+            was never searched is run once on its ``dummy_inputs``.
         optimizer: if it holds copies of the weights (float32 masters of half weights, ScheduleFree's z), they are scaled too.
-        group: the process group of the ranks that hold the same heads. When left out: that of DistributedDataParallel or of
-            sharded parameters, else all ranks.
+        group: the process group of the ranks that hold the same heads; left out, that of DistributedDataParallel or of sharded
+            parameters, else all ranks.
 
     Returns:
         a :class:`Clip`: the clipped heads, ``skipped`` with reasons, and ``notes``; ``print()`` shows two lines.
@@ -124,7 +137,7 @@ def qk_clip(
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
         >>> x = torch.randn(1, 5, 16)
-        >>> found = attemper.projections(model, x)
+        >>> projections = attemper.projections(model, x)
         >>> with attemper.watch(model) as watch:
         ...     output = model(x)
         >>> len(attemper.qk_clip(model, watch.record, tau=100.0))
@@ -155,32 +168,28 @@ def qk_clip(
 
 
 def _check(model: object, tau: object, alpha: object, shared: object, projections: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"qk_clip(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model.")
-    if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0 < tau < math.inf:
-        raise InputError(f"qk_clip(): `tau` must be a number above 0; got {tau!r}. 100 is usual, 30 for small models.")
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
-        raise InputError(f"qk_clip(): `alpha` must be a number from 0 to 1; got {alpha!r}. 0.5 divides γ equally.")
+    check_model("qk_clip", model)
+    check_number(
+        "qk_clip", "tau", tau, "a finite number above 0", lambda n: 0 < n < math.inf, "Use 100, or 30 for a small model"
+    )
+    check_number("qk_clip", "alpha", alpha, "a number from 0 to 1", lambda n: 0 <= n <= 1, "Use 0.5 to split γ equally")
     if shared not in SHARED:
         raise InputError(f"qk_clip(): unknown `shared` {shared!r}. {nearest(shared, SHARED)}")
-    if projections is not None and not isinstance(projections, Projections):
-        raise InputError(
-            f"qk_clip(): `projections` must be what attemper.projections(model, batch) returned; got "
-            f"{type(projections).__name__}."
-        )
+    if projections is not None:
+        check_projections("qk_clip", projections)
 
 
 def _largest(layers: list[LayerPeaks]) -> tuple[float, str, int]:
-    found = (-math.inf, "", 0)
+    largest = (-math.inf, "", 0)
     for layer in layers:
         for head, score in zip(layer.heads, layer.scores.tolist(), strict=True):
-            if score > found[0] or math.isnan(score):
-                found = (score, layer.layer, head)
-    return found
+            if score > largest[0] or math.isnan(score):
+                largest = (score, layer.layer, head)
+    return largest
 
 
 def _known(model: nn.Module, given: Projections | None, record: Record) -> Projections:
-    known = given if given is not None else found_before(model)
+    known = given if given is not None else last_projections(model)
     if known is not None:
         return known
     inner = getattr(model, "module", model)
@@ -213,31 +222,31 @@ def _apply(
     afterwards = Afterwards.of(model, known)
     afterwards.judge(clip.step, layers, clip.tau, parameters)
     factors: dict[tuple[int, int, float], tuple[Tensor, Tensor]] = {}  # parameter, dimension, offset
-    places: dict[PlaceOfRows, tuple[int, int, float]] = {}
+    places: dict[RowsKey, tuple[int, int, float]] = {}
     for layer in layers:
         if bool((layer.scores <= clip.tau).all()):
             continue
-        found = known.get((layer.layer, layer.kind))
-        if found is None or max(layer.heads) >= found.heads or layer.calls not in (None, found.heads):
-            raise InputError(_another(layer, known))
-        missing = [part.parameter for part in found.parts if part.parameter not in parameters]
+        projections = known.get((layer.layer, layer.kind))
+        if projections is None or max(layer.heads) >= projections.heads or layer.calls not in (None, projections.heads):
+            raise InputError(_mismatch(layer, known))
+        missing = [part.parameter for part in projections.parts if part.parameter not in parameters]
         if missing:
             raise InputError(
-                f"qk_clip(): the model has no parameter {missing[0]} any more, which its projections name. Call "
+                f"qk_clip(): the projections name the parameter {missing[0]}, which the model no longer has. Call "
                 "attemper.projections(model, batch) again."
             )
-        for part in found.parts:
+        for part in projections.parts:
             check_there("qk_clip()", part.parameter, parameters[part.parameter])
-        scores = _scores(clip, layer, found)
+        scores = _scores(clip, layer, projections)
         if not bool((scores > clip.tau).any()):
             continue
-        found = _scalable(found, parameters, clip)
-        if found.how is None:
-            clip.skipped.append(LeftAlone(layer.layer, None, str(found.why)))
+        projections = _scalable(projections, parameters, clip)
+        if projections.how is None:
+            clip.skipped.append(LeftAlone(layer.layer, None, str(projections.why)))
             continue
-        scores = _without(afterwards.failed, clip, layer, found, scores)
-        gamma = _gamma(clip, layer, found, scores)
-        for name, dim, offset, factor in factors_of(found, gamma, alpha, shared):
+        scores = _without_failed(afterwards.failed, clip, layer, projections, scores)
+        gamma = _gamma(clip, layer, projections, scores)
+        for name, dim, offset, factor in factors_of(projections, gamma, alpha, shared):
             parameter = parameters[name]
             if factor.numel() != (parameter.shape[dim] if parameter.dim() else 1):
                 raise InputError(
@@ -254,44 +263,47 @@ def _apply(
     for (place_of, dim, offset), (_, factor) in factors.items():
         if bool((factor != 1).any()):
             scale_rows(copies[place_of], dim, factor, offset)
-    expected: dict[HeadOfLayer, Expected] = {
-        (one.layer, one.kind, one.head): Expected(one.before * one.factor, -math.log(one.factor)) for one in clip
+    expected: dict[HeadKey, Expected] = {
+        (clipped.layer, clipped.kind, clipped.head): Expected(
+            clipped.before * clipped.factor, -math.log(clipped.factor)
+        )
+        for clipped in clip
     }
     shown = {place: factors[held][1] for place, held in places.items()}
     afterwards.note(clip.step, layers, expected, shown, parameters)
 
 
-def _without(
-    failed: Container[HeadOfLayer], clip: Clip, layer: LayerPeaks, found: LayerProjections, scores: Tensor
+def _without_failed(
+    failed: Container[HeadKey], clip: Clip, layer: LayerPeaks, projections: LayerProjections, scores: Tensor
 ) -> Tensor:
-    """The scores without those of heads that an earlier clip did not bring down; a gain of all heads is left alone for one."""
-    heads = [head for head in range(found.heads) if (layer.layer, layer.kind, head) in failed]
-    if heads and found.how == BY_LAYER:
-        heads = list(range(found.heads))
+    """The scores without heads that an earlier clip did not bring down. If one gain serves all heads, one of them stops it."""
+    heads = [head for head in range(projections.heads) if (layer.layer, layer.kind, head) in failed]
+    if heads and projections.how == BY_LAYER:
+        heads = list(range(projections.heads))
     clip.skipped += [LeftAlone(layer.layer, head, NO_EFFECT) for head in heads if float(scores[head]) > clip.tau]
     scores = scores.clone()
     scores[heads] = -math.inf
     return scores
 
 
-def _another(layer: LayerPeaks, known: Projections) -> str:
-    found = known.get((layer.layer, layer.kind))
-    if found is not None:
+def _mismatch(layer: LayerPeaks, known: Projections) -> str:
+    projections = known.get((layer.layer, layer.kind))
+    if projections is not None:
         return (
             f"qk_clip(): the record has {layer.calls or max(layer.heads) + 1} heads in {layer.layer!r}, and the model's "
-            f"projections have {found.heads}. Pass the record of this model."
+            f"projections have {projections.heads}. Pass the record of this model."
         )
     names = [name for name, _ in known]
     return (
-        f"qk_clip(): the record has the layer {layer.layer!r} ({layer.kind}), which is none of the model's projections. "
+        f"qk_clip(): the record has the layer {layer.layer!r} ({layer.kind}), which the model's projections do not have. "
         f"{nearest(layer.layer, names[:6])} Pass the record of this model, or call attemper.projections(model, batch) with a "
         "batch that runs this layer."
     )
 
 
-def _scores(clip: Clip, layer: LayerPeaks, found: LayerProjections) -> Tensor:
-    """The largest score of each head; notes those that no factor changes."""
-    scores = torch.full((found.heads,), -math.inf, dtype=torch.float64, device="cpu")
+def _scores(clip: Clip, layer: LayerPeaks, projections: LayerProjections) -> Tensor:
+    """The largest score of each head. An infinite or NaN score, which no factor mends, is skipped."""
+    scores = torch.full((projections.heads,), -math.inf, dtype=torch.float64, device="cpu")
     scores[list(layer.heads)] = layer.scores
     for head in (scores.isnan() | (scores == math.inf)).nonzero().flatten().tolist():
         clip.skipped.append(LeftAlone(layer.layer, head, NOT_FINITE.format(peak=float(scores[head]))))
@@ -299,33 +311,37 @@ def _scores(clip: Clip, layer: LayerPeaks, found: LayerProjections) -> Tensor:
     return scores
 
 
-def _scalable(found: LayerProjections, parameters: dict[str, Tensor], clip: Clip) -> LayerProjections:
+def _scalable(projections: LayerProjections, parameters: dict[str, Tensor], clip: Clip) -> LayerProjections:
     """The projections without a side that is frozen or quantised, if the other side can take the whole factor."""
     fixed = {
         part.side: reason
-        for part in reversed(found.parts)
+        for part in reversed(projections.parts)
         if (reason := unscalable(part.parameter, parameters[part.parameter])) is not None
     }
     if not fixed:
-        return found
-    rest = tuple(replace(part, whole=part.whole | (part.side == "q")) for part in found.parts if part.side not in fixed)
-    every = found.key_heads == found.heads and not any(bool(part.whole.any()) for part in found.parts)
+        return projections
+    rest = tuple(
+        replace(part, whole=part.whole | (part.side == "q")) for part in projections.parts if part.side not in fixed
+    )
+    every = projections.key_heads == projections.heads and not any(bool(part.whole.any()) for part in projections.parts)
     reason = fixed.get("q") or next(iter(fixed.values()))
-    if not found.splits or not rest or ("q" in fixed and not every):
-        return replace(found, how=None, why=reason)
-    clip.notes.append(f"{found.layer}: {reason}; {TAKES[rest[0].side]}")
-    return replace(found, parts=rest)
+    if not projections.splits or not rest or ("q" in fixed and not every):
+        return replace(projections, how=None, why=reason)
+    clip.notes.append(f"{projections.layer}: {reason}; {TAKES[rest[0].side]}")
+    return replace(projections, parts=rest)
 
 
-def _gamma(clip: Clip, layer: LayerPeaks, found: LayerProjections, scores: Tensor) -> Tensor:
-    """The factor of each head of a layer. Notes what is clipped."""
+def _gamma(clip: Clip, layer: LayerPeaks, projections: LayerProjections, scores: Tensor) -> Tensor:
+    """The factor of each head of a layer; adds the heads that it scales to ``clip``."""
     # a tensor over a tensor: a number over a tensor is its reciprocal, times the number
     gamma = torch.full_like(scores, clip.tau) / scores.clamp(min=clip.tau)
-    if found.how == BY_LAYER:
-        gamma = gamma.min().expand(found.heads)
-    names = tuple(part.parameter for part in found.parts)
-    assert found.how is not None
+    if projections.how == BY_LAYER:
+        gamma = gamma.min().expand(projections.heads)
+    names = tuple(part.parameter for part in projections.parts)
+    assert projections.how is not None
     for head in (gamma < 1).nonzero().flatten().tolist():
-        one = ClippedHead(layer.layer, layer.kind, head, float(scores[head]), float(gamma[head]), found.how, names)
-        clip.heads.append(one)
+        clipped = ClippedHead(
+            layer.layer, layer.kind, head, float(scores[head]), float(gamma[head]), projections.how, names
+        )
+        clip.heads.append(clipped)
     return gamma

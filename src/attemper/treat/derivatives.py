@@ -34,7 +34,7 @@ def tolerance(tensor: Tensor) -> float:
 def used(output: Tensor, parameters: Sequence[Tensor], where: Tensor | None = None) -> list[Used | None]:
     """Which rows of each parameter ``output`` depends on, where ``where`` is True; None for a parameter that it does not."""
     generator = torch.Generator("cpu").manual_seed(1)  # the run's own generator is not touched
-    found: list[Used | None] = [None] * len(parameters)
+    used_rows: list[Used | None] = [None] * len(parameters)
     times = 3 if output.element_size() < 4 else 1  # in half precision a sum may be exactly 0 by chance
     for _ in range(times if parameters else 0):
         cotangent = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") + 0.5
@@ -42,40 +42,42 @@ def used(output: Tensor, parameters: Sequence[Tensor], where: Tensor | None = No
         if where is not None:
             cotangent = cotangent * where
         gradients = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
-        found = [_either(one, None if new is None else _rows(new)) for one, new in zip(found, gradients, strict=True)]
-    return found
+        used_rows = [
+            _either(rows, None if new is None else _rows(new)) for rows, new in zip(used_rows, gradients, strict=True)
+        ]
+    return used_rows
 
 
-def _either(one: Used | None, other: Used | None) -> Used | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return tuple(first | second for first, second in zip(one, other, strict=True))
+def _either(first_rows: Used | None, other: Used | None) -> Used | None:
+    if first_rows is None or other is None:
+        return other if first_rows is None else first_rows
+    return tuple(first | second for first, second in zip(first_rows, other, strict=True))
 
 
 def _rows(gradient: Tensor) -> Used | None:
-    found = gradient != 0
-    if not bool(found.any()):
+    nonzero = gradient != 0
+    if not bool(nonzero.any()):
         return None
-    if found.dim() == 0:
-        return (found.reshape(1),)
-    every = range(found.dim())
-    return tuple(found.amax([d for d in every if d != dim]) if found.dim() > 1 else found for dim in every)
+    if nonzero.dim() == 0:
+        return (nonzero.reshape(1),)
+    every = range(nonzero.dim())
+    return tuple(nonzero.amax([d for d in every if d != dim]) if nonzero.dim() > 1 else nonzero for dim in every)
 
 
 def owners(output: Tensor, parameters: Sequence[Tensor]) -> list[Used | None]:
     """For each parameter and dimension, the head that each row serves, or NOBODY or SEVERAL."""
     heads = output.shape[1]
     numbers = torch.arange(heads, device=output.device).view(1, heads, 1, 1)
-    found: list[list[Tensor] | None] = [None] * len(parameters)
+    owner: list[list[Tensor] | None] = [None] * len(parameters)
     for bit in range(max(1, (heads - 1).bit_length())):
-        ones = (numbers >> bit) & 1
-        sides = [used(output, parameters, ones == side) if heads > side else None for side in (0, 1)]
-        for place in range(len(parameters)):
-            zero, one = (None if side is None else side[place] for side in sides)
+        digits = (numbers >> bit) & 1
+        sides = [used(output, parameters, digits == side) if heads > side else None for side in (0, 1)]
+        for index in range(len(parameters)):
+            zero, one = (None if side is None else side[index] for side in sides)
             if zero is None and one is None:
                 continue
-            found[place] = _with_bit(found[place], zero, one, bit)
-    return [None if part is None else tuple(part) for part in found]
+            owner[index] = _with_bit(owner[index], zero, one, bit)
+    return [None if part is None else tuple(part) for part in owner]
 
 
 def _with_bit(before: list[Tensor] | None, zero: Used | None, one: Used | None, bit: int) -> list[Tensor]:
@@ -104,19 +106,21 @@ class Directional:
             output, parameters, self.like, create_graph=True, retain_graph=True, allow_unused=True
         )
 
-    def __call__(self, place: int, direction: Tensor) -> Tensor:
-        """The derivative along ``direction`` in the parameter at this place."""
-        return self.together({place: direction})
+    def __call__(self, index: int, direction: Tensor) -> Tensor:
+        """The derivative along ``direction`` in the parameter with this index."""
+        return self.together({index: direction})
 
     def together(self, directions: Mapping[int, Tensor]) -> Tensor:
-        """The derivative along directions in several parameters at once, by their places."""
-        products = {place: self.products[place] for place in directions}
-        known = {place: one for place, one in products.items() if one is not None and one.requires_grad}
+        """The derivative along directions in several parameters at once, by their indices."""
+        products = {index: self.products[index] for index in directions}
+        known = {index: product for index, product in products.items() if product is not None and product.requires_grad}
         if not known:
             return torch.zeros_like(self.like)
-        along = [directions[place] for place in known]
-        (found,) = torch.autograd.grad(list(known.values()), self.like, along, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(self.like) if found is None else found
+        along = [directions[index] for index in known]
+        (derivative,) = torch.autograd.grad(
+            list(known.values()), self.like, along, retain_graph=True, allow_unused=True
+        )
+        return torch.zeros_like(self.like) if derivative is None else derivative
 
 
 def share(part: Tensor, whole: Tensor) -> Tensor:
@@ -126,7 +130,7 @@ def share(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def share_by_channel(part: Tensor, whole: Tensor) -> Tensor:
-    """The same for each head and channel ``(H, E)``. A channel is held against the head, if it is nearly 0 itself."""
+    """The size of a part relative to the whole, by head and channel ``(H, E)``. A channel near 0 is compared with its head."""
     size = whole.double().square().sum((0, 2))
     floor = size.mean(-1, keepdim=True) * (1e-12 if whole.element_size() >= 4 else 1e-2)
     return (part.double().square().sum((0, 2)) / size.clamp(min=floor.clamp(min=1e-300))).sqrt()

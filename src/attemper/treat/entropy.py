@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -15,11 +16,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ..attention import attention
-from ..errors import AttemperError, InputError, checked_options, internal_error
+from ..errors import InputError, checked_options, guarded_call, internal_error
 from ..heads import SATURABLE_KEYS
 from ..operation.biases import answers_for_torch, causal_bias
 from ..vitals import Vitals
-from ..watch.examine import FLOOR, REPLACED, Replacement, attend_with
+from ..watch.examine import FLOOR, Replacement, is_replaced
+from .table import check_model, check_number
 
 SIGNS = ("visible", "entropy")
 UNUSED = (
@@ -36,7 +38,7 @@ def entropy_floor(vitals: Vitals | Iterable[Vitals], floor: float = 0.1) -> Tens
     keys do not count. Add it to the loss, times a weight of 1 or so: docs/treat.md has what weights did.
 
     Args:
-        vitals: what :func:`attention` measured, with ``visible`` and ``entropy``; or several of them, whose rows count alike.
+        vitals: what :func:`attention` measured, with ``visible`` and ``entropy``; or of several calls, whose rows count alike.
         floor: the evenness below which a row costs something, between 0 and 1.
 
     Example:
@@ -46,18 +48,18 @@ def entropy_floor(vitals: Vitals | Iterable[Vitals], floor: float = 0.1) -> Tens
         True
     """
     _check_floor("entropy_floor", floor)
-    several = [vitals] if isinstance(vitals, Vitals) else list(vitals) if isinstance(vitals, Iterable) else None
-    if not several or not all(isinstance(one, Vitals) for one in several):
+    calls = [vitals] if isinstance(vitals, Vitals) else list(vitals) if isinstance(vitals, Iterable) else None
+    if not calls or not all(isinstance(call, Vitals) for call in calls):
         raise InputError(
             "entropy_floor(): `vitals` must be the vitals of a call, or several of them; got "
-            f"{'none' if several == [] else type(vitals).__name__}. Pass attemper.attention(…).vitals."
+            f"{'none' if calls == [] else type(vitals).__name__}. Pass attemper.attention(…).vitals."
         )
-    sums, counts = zip(*(_below(one, floor) for one in several), strict=True)
+    sums, counts = zip(*(_below(call, floor) for call in calls), strict=True)
     return torch.stack(sums).sum() / torch.stack(counts).sum().clamp(min=1)
 
 
 def _below(vitals: Vitals, floor: float) -> tuple[Tensor, Tensor]:
-    """The sum over rows, and how many rows there are. Without a graph if no row is below, where the host can tell."""
+    """The sum over rows, and their number. On a CPU it has no graph if no row is below the floor."""
     counted = vitals.visible >= SATURABLE_KEYS
     entropy = vitals.entropy
     if entropy.device.type == "cpu" and not bool((counted & (vitals.evenness.detach() < floor)).any()):
@@ -68,12 +70,11 @@ def _below(vitals: Vitals, floor: float) -> tuple[Tensor, Tensor]:
 
 
 def _check_floor(caller: str, floor: object) -> None:
-    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0 < floor < 1:
-        raise InputError(f"{caller}(): `floor` must be a number between 0 and 1; got {floor!r}. 0.1 is a low floor.")
+    check_number(caller, "floor", floor, "a number between 0 and 1", lambda n: 0 < n < 1, "Use 0.1 for a low floor")
 
 
 class AddedGradient(torch.autograd.Function):
-    """The output unchanged; in the backward, the term gets the gradient that a summand of the loss would get."""
+    """The output unchanged; in the backward, ``term`` gets the gradient that it would get as a term of the loss."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, term: Tensor, floor: EntropyFloor) -> Tensor:
@@ -88,7 +89,7 @@ class AddedGradient(torch.autograd.Function):
 class EntropyFloor:
     """A floor under the entropy of a model's attention; made by :func:`floor`, used in a ``with`` statement."""
 
-    replacing: ClassVar[EntropyFloor | None] = None  # the one whose function transformers calls
+    replacing: ClassVar[EntropyFloor | None] = None  # the floor whose function transformers calls
 
     def __init__(self, model: nn.Module, floor: float, weight: float, scale: float | None) -> None:
         self.model, self.floor, self.weight, self.scale = model, floor, weight, scale
@@ -101,22 +102,17 @@ class EntropyFloor:
         # a compiled graph would keep the loss's gradient of its first step as a constant
         self._added: Callable[[Tensor, Vitals], Tensor] = torch.compiler.disable(self._add)
         library = sys.modules.get("transformers.modeling_utils")
-        self._hugging_face = library is not None and isinstance(model, library.PreTrainedModel)
-        if self._hugging_face:
-            if any(
-                getattr(getattr(part, "config", None), "_attn_implementation", None) == REPLACED
-                for part in model.modules()
-            ):
+        if library is not None and isinstance(model, library.PreTrainedModel):
+            if is_replaced(model):
                 raise InputError(
                     "floor(): a watch with replace=True, or another floor, computes this model's attention already. Close it "
                     "first, or watch without replace."
                 )
-            attend = attend_with(lambda: False, SIGNS, lambda call, current: None, self.add, FLOOR)
-            self._replacement = Replacement(model, attend, FLOOR)
+            self._replacement = Replacement(model, SIGNS, self.add, FLOOR)
 
     @property
     def loss_gradient(self) -> Tensor | float:
-        """What the gradient of a summand of the loss is: ``scale``, or the gradient that the model's own loss got."""
+        """The gradient that a term of the loss gets: ``scale``, or that of the model's own loss."""
         return self._seen if self.scale is None else self.scale
 
     def add(self, output: Tensor, vitals: Vitals) -> Tensor:
@@ -139,11 +135,11 @@ class EntropyFloor:
                     "floor(): another floor is open for a Hugging Face model, and transformers has one table of attention "
                     "functions for all of them. Close that floor first."
                 )
-            self._replacement.install()
+            self._replacement.open()
             EntropyFloor.replacing = self
         else:
-            self._handles.append(self.model.register_forward_pre_hook(self._surviving(self._begin)))
-        self._handles.append(self.model.register_forward_hook(self._surviving(self._end), always_call=True))
+            self._handles.append(self.model.register_forward_pre_hook(guarded_call(self._begin, self._failed)))
+        self._handles.append(self.model.register_forward_hook(guarded_call(self._end, self._failed), always_call=True))
         self.calls, self._trained = 0, False
         return self
 
@@ -153,22 +149,15 @@ class EntropyFloor:
         self._handles = []
         self._leave()
         if self._replacement is not None:
-            self._replacement.uninstall()
+            self._replacement.close()
             EntropyFloor.replacing = None
         if error_type is None and self._trained and not self.calls:
             warnings.warn(UNUSED.format(model=type(self.model).__name__), stacklevel=2)
 
-    def _surviving(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook whose errors do not end the training: the floor is off until the next pass."""
-
-        def run(*args: Any) -> None:
-            try:
-                hook(*args)
-            except Exception as error:
-                self._leave()
-                warnings.warn(f"floor(): this pass got no floor: {internal_error(error)}.", stacklevel=2)
-
-        return run
+    def _failed(self, error: Exception, *_: object) -> None:
+        """An error of attemper's own does not end the training: the floor is off until the next pass."""
+        self._leave()
+        warnings.warn(f"floor(): this pass got no floor: {internal_error(error)}.", stacklevel=3)
 
     def _begin(self, module: nn.Module, arguments: object) -> None:
         self._leave()
@@ -183,7 +172,7 @@ class EntropyFloor:
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if isinstance(loss, Tensor) and loss.requires_grad and not loss.dim():
             # the trainer divides this loss by its accumulation steps and multiplies it by its loss scale
-            loss.register_hook(self._surviving(self._see))
+            loss.register_hook(guarded_call(self._see, self._failed))
         else:
             self._seen = 1.0
 
@@ -202,6 +191,7 @@ class FloorMode(TorchFunctionMode):
     def __init__(self, floor: EntropyFloor) -> None:
         super().__init__()
         self.floor = floor
+        self.attend = guarded_call(self._attend, _call_failed, otherwise=scaled_dot_product_attention)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -221,7 +211,7 @@ class FloorMode(TorchFunctionMode):
         finally:
             functional.scaled_dot_product_attention = before
 
-    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         """Attention as torch's function takes it, with the floor's gradient attached."""
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         given: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
@@ -229,16 +219,14 @@ class FloorMode(TorchFunctionMode):
         if answers_for_torch(given["attn_mask"]) and causal_bias(given["attn_mask"]) is None:
             return scaled_dot_product_attention(*args, **kwargs)  # only its class knows what it means
         options: dict[str, Any] = {"mask": given["attn_mask"], "causal": given["is_causal"], "scale": given["scale"]}
-        try:
-            output, vitals = attention(
-                given["query"], given["key"], given["value"], **options, dropout=given["dropout_p"], signs=SIGNS
-            )
-            return self.floor.add(output, vitals)
-        except AttemperError:
-            raise  # it says what attemper's kernels cannot compute
-        except Exception as error:
-            warnings.warn(f"floor(): this call got no floor: {internal_error(error)}.", stacklevel=2)
-            return scaled_dot_product_attention(*args, **kwargs)
+        output, vitals = attention(
+            given["query"], given["key"], given["value"], **options, dropout=given["dropout_p"], signs=SIGNS
+        )
+        return self.floor.add(output, vitals)
+
+
+def _call_failed(error: Exception, *_: object) -> None:
+    warnings.warn(f"floor(): this call got no floor: {internal_error(error)}.", stacklevel=3)
 
 
 @checked_options
@@ -269,12 +257,10 @@ def floor(model: nn.Module, floor: float = 0.1, weight: float = 1.0, *, scale: f
         >>> floored.calls
         1
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"floor(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model.")
+    check_model("floor", model)
     _check_floor("floor", floor)
     for name, value in (("weight", weight), ("scale", 1.0 if scale is None else scale)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise InputError(
-                f"floor(): `{name}` must be a number above 0; got {value!r}. Leave it out for its default."
-            )
+        check_number(
+            "floor", name, value, "a finite number above 0", lambda n: 0 < n < math.inf, "Leave it out for its default"
+        )
     return EntropyFloor(model, float(floor), float(weight), scale)

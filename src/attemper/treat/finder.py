@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import InputError, checked_options
 from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, exchanged_before, named_modules, running, without_modes
-from .again import Build, build_of, found_again
 from .derivatives import Directional, share, tolerance, used
 from .effect import ANOTHER, StoredLogits, reason_against
 from .find import Candidate, Made, find_layer, refused
-from .table import LayerProjections, Projections, parameters_of
+from .reuse import Build, build_of, reused
+from .table import LayerProjections, Projections, check_model, parameters_of
 from .write import check_whole
 
 EXCHANGED = (
@@ -28,15 +29,15 @@ EXCHANGED = (
     "with attemper.Projections.named()"
 )
 SERVES_OTHERS = "its keys serve {layer} too"
-HIDDEN = -1e4  # an added number as low as this hides a key
+HIDDEN = -1e4  # a bias this low hides a key
 DEPTH = 3  # how many modules around a call are searched
 CHECKED = 8  # calls of a layer in a pass, by which its projections are checked
 
 _found: weakref.WeakKeyDictionary[nn.Module, Projections] = weakref.WeakKeyDictionary()
 
 
-def found_before(model: nn.Module) -> Projections | None:
-    """The projections that were last found for a model, or for the model inside it."""
+def last_projections(model: nn.Module) -> Projections | None:
+    """The last result of a search for a model, or for the model inside it."""
     for module in (model, *_inside(model)):
         known = _found.get(module)
         if known is not None:
@@ -53,8 +54,8 @@ class Finder(Examiner):
     """An examiner of a watch that finds projections in the first pass it sees: ``watch(model, examiners=[finder])``.
 
     ``from attemper.treat import Finder``. Use it in a ``with`` statement. It needs a pass with gradients, in training or
-    evaluation mode, and changes nothing in it. When the pass ends, ``projections`` holds what was found, and ``qk_clip`` uses
-    that for this model.
+    evaluation mode, and changes nothing in it. When the pass ends, ``projections`` holds the result, which ``qk_clip``
+    uses for this model.
     """
 
     def __init__(self, model: nn.Module, cut: bool = False) -> None:
@@ -80,7 +81,7 @@ class Finder(Examiner):
         self._handle, self._waiting, self._keys = None, [], {}
 
     def finish(self) -> None:
-        """End the pass by hand: a trainer that calls parts of a model never ends one of the model itself."""
+        """End the pass by hand, for a trainer that calls only parts of the model, so that its forward never ends."""
         self._left(self.model, (), None)
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
@@ -88,112 +89,115 @@ class Finder(Examiner):
             return None
         return {"biased": _is_biased(call)}, StoredLogits.of(call)
 
-    def keep(self, name: str, call: AttentionCall, found: Any) -> None:
-        if found is not None:
+    def keep(self, name: str, call: AttentionCall, result: Any) -> None:
+        if result is not None:
             call = AttentionCall(**call.__dict__)  # the values are forgotten when the call is counted
-            self._waiting.append((name, call, found))
+            self._waiting.append((name, call, result))
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> Any:
-        """A module has ended. Here autograd records, and sharded parameters are still whole."""
+        """After a module's forward: autograd still records, and sharded parameters are still gathered."""
         waiting, self._waiting = self._waiting, []
         for name, call, (seen, stored) in waiting if torch.is_grad_enabled() else ():  # evaluation is not searched
-            place = (name, call.facts.kind)
+            place = (name, call.info.kind)
             if place not in self._layers and self.projections is None and exchanged_before(call):
-                self._layers[place] = LayerProjections(*place, call.facts.heads, call.facts.kv_heads, why=EXCHANGED)
+                self._layers[place] = LayerProjections(*place, call.info.heads, call.info.kv_heads, why=EXCHANGED)
             elif self.projections is None:
                 with _unwatched(call.query.device.type):
                     self._look_at(name, call.in_graph(), seen, stored)
                     self._attended.add(id(call.frames[-1].module))
         if id(module) in self._top and self._layers:
             self.projections = Projections(self._layers)
-            for one in (self.model, *_inside(self.model)):
-                _found[one] = self.projections
+            for holder in (self.model, *_inside(self.model)):
+                _found[holder] = self.projections
             self._keys = {}
         return _detached(output) if self.cut and id(module) in self._attended else None
 
     def _look_at(self, name: str, call: AttentionCall, seen: Mapping[str, Any], stored: StoredLogits | None) -> None:
         """Find the projections of a layer at its first call, and check them at the next ones."""
-        place = (name, call.facts.kind)
+        place = (name, call.info.kind)
         self._calls[place] = self._calls.get(place, 0) + 1
         known = self._layers.get(place)
         try:
             if known is None:
-                found = self._find(name, call, stored)
-                self._layers[place] = LayerProjections(**{**found.__dict__, **seen})
+                projections = self._find(name, call, stored)
+                self._layers[place] = LayerProjections(**{**projections.__dict__, **seen})
             elif known.how is not None and self._calls[place] <= CHECKED and not self._serves(known, call, stored):
                 self._layers[place] = refused(known, ANOTHER)
         except (RuntimeError, NotImplementedError) as error:  # an op without a second derivative, or out of memory
             line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
             why = f"autograd stopped: {line}. Name the parameters with attemper.Projections.named()"
-            facts = call.facts
-            self._layers[place] = LayerProjections(name, facts.kind, facts.heads, facts.kv_heads, why=why)
+            info = call.info
+            self._layers[place] = LayerProjections(name, info.kind, info.heads, info.kv_heads, why=why)
 
-    def _serves(self, found: LayerProjections, call: AttentionCall, stored: StoredLogits | None) -> bool:
-        """Whether projections are those of a further call too.
+    def _serves(self, projections: LayerProjections, call: AttentionCall, stored: StoredLogits | None) -> bool:
+        """Whether projections also hold for a further call of the layer.
 
-        In a training step an earlier call of the layer is a part of its graph. Then the rows of q must be used, no more.
+        In a training step the graph of that call contains the earlier one, so only this is checked: it uses the rows of q.
         """
         if self.cut:
-            return self._reason_against(found, call, stored) is None
-        made, tensors = Made.of(call), {one.name: one.tensor for one in self._around(call)}
-        parts = [part for part in found.parts if part.side != "k" and part.parameter in tensors]
-        if made is None or made.query.shape[1] != found.heads or not parts:
+            return self._reason_against(projections, call, stored) is None
+        made, tensors = Made.of(call), {candidate.name: candidate.tensor for candidate in self._around(call)}
+        parts = [part for part in projections.parts if part.side != "k" and part.parameter in tensors]
+        if made is None or made.query.shape[1] != projections.heads or not parts:
             return False
         if not made.query.requires_grad or parts[0].side == "gain":
             return True
         rows = used(made.query, [tensors[part.parameter] for part in parts])
         return all(
-            one is not None and bool(one[part.dim][(part.owner >= 0).to(one[part.dim].device)].any())
-            for part, one in zip(parts, rows, strict=True)
+            candidate is not None and bool(candidate[part.dim][(part.owner >= 0).to(candidate[part.dim].device)].any())
+            for part, candidate in zip(parts, rows, strict=True)
         )
 
     def _around(self, call: AttentionCall) -> list[Candidate]:
-        return [one for frame in call.frames[-DEPTH:] for one in self._candidates(frame.module)()]
+        return [candidate for frame in call.frames[-DEPTH:] for candidate in self._candidates(frame.module)]
 
-    def _reason_against(self, found: LayerProjections, call: AttentionCall, stored: StoredLogits | None) -> str | None:
-        return reason_against(found, call, stored, {one.name: one.tensor for one in self._around(call)})
+    def _reason_against(
+        self, projections: LayerProjections, call: AttentionCall, stored: StoredLogits | None
+    ) -> str | None:
+        return reason_against(
+            projections, call, stored, {candidate.name: candidate.tensor for candidate in self._around(call)}
+        )
 
     def _find(self, name: str, call: AttentionCall, stored: StoredLogits | None) -> LayerProjections:
-        around = [(frame.module, self._candidates(frame.module)) for frame in reversed(call.frames[-DEPTH:])]
+        modules = [frame.module for frame in reversed(call.frames[-DEPTH:])]
+        around = [(module, partial(self._candidates, module)) for module in modules]
         inner = around[0][1]()
         build = build_of(call, name, inner)
         known = self._builds.get(build)
-        found = None if known is None else found_again(name, call, inner, known)
-        if found is None or self._reason_against(found, call, stored) is not None:
-            found = find_layer(name, call, around)
-            why = None if found.how is None else self._reason_against(found, call, stored)
-            found = found if why is None else refused(found, why)
-        if found.how is not None and all(part.parameter.startswith(f"{name}.") for part in found.parts):
-            self._builds[build] = found
-        self._note_keys(found, call, inner)
-        return found
+        projections = None if known is None else reused(name, call, inner, known)
+        if projections is None or self._reason_against(projections, call, stored) is not None:
+            projections = find_layer(name, call, around)
+            why = None if projections.how is None else self._reason_against(projections, call, stored)
+            projections = projections if why is None else refused(projections, why)
+        if projections.how is not None and all(part.parameter.startswith(f"{name}.") for part in projections.parts):
+            self._builds[build] = projections
+        self._note_keys(projections, call, inner)
+        return projections
 
-    def _candidates(self, around: nn.Module) -> Callable[[], list[Candidate]]:
+    def _candidates(self, around: nn.Module) -> list[Candidate]:
         """The parameters inside a module that are whole and have gradients, in order."""
+        candidates: dict[int, Candidate] = {}
+        top = self._names.get(id(around), "")
+        for module in around.modules():
+            name = self._names.get(id(module))
+            for word, tensor in module._parameters.items():
+                if name is None or tensor is None or type(tensor.data) is not Tensor:
+                    continue  # a shard belongs to a module that does not run now
+                if tensor.requires_grad and tensor.is_floating_point() and tensor.numel():
+                    full = f"{name}.{word}" if name else word
+                    inside = full.removeprefix(f"{top}.") if top else full
+                    group = inside.partition(".")[0] if "." in inside else ""
+                    candidates.setdefault(id(tensor), Candidate(full, tensor, group))
+        return list(candidates.values())
 
-        def listed() -> list[Candidate]:
-            found: dict[int, Candidate] = {}
-            top = self._names.get(id(around), "")
-            for module in around.modules():
-                name = self._names.get(id(module))
-                for word, tensor in module._parameters.items():
-                    if name is None or tensor is None or type(tensor.data) is not Tensor:
-                        continue  # a shard belongs to a module that does not run now
-                    if tensor.requires_grad and tensor.is_floating_point() and tensor.numel():
-                        full = f"{name}.{word}" if name else word
-                        inside = full.removeprefix(f"{top}.") if top else full
-                        group = inside.partition(".")[0] if "." in inside else ""
-                        found.setdefault(id(tensor), Candidate(full, tensor, group))
-            return list(found.values())
-
-        return listed
-
-    def _note_keys(self, found: LayerProjections, call: AttentionCall, candidates: list[Candidate]) -> None:
-        """Note the parameters of this layer's k. If none of its own makes k, an earlier layer's does, and is left alone."""
-        place = (found.layer, found.kind)
-        tensors = {one.name: one.tensor for one in candidates}
+    def _note_keys(self, projections: LayerProjections, call: AttentionCall, candidates: list[Candidate]) -> None:
+        """Note the parameters of this layer's k. If it has none, an earlier layer's make its k too: those are not scaled."""
+        place = (projections.layer, projections.kind)
+        tensors = {candidate.name: candidate.tensor for candidate in candidates}
         mine = [
-            tensors[part.parameter] for part in found.parts if part.side in ("k", "both") and part.parameter in tensors
+            tensors[part.parameter]
+            for part in projections.parts
+            if part.side in ("k", "both") and part.parameter in tensors
         ]
         if mine:
             self._keys[place] = mine
@@ -203,13 +207,13 @@ class Finder(Examiner):
             return
         for other, parameters in list(self._keys.items()):
             if _makes(made.key, parameters):
-                self._layers[other] = _without_keys(self._layers[other], SERVES_OTHERS.format(layer=found.layer))
+                self._layers[other] = _without_keys(self._layers[other], SERVES_OTHERS.format(layer=projections.layer))
                 del self._keys[other]
 
 
 @contextmanager
 def _unwatched(device: str) -> Iterator[None]:
-    """Run with autograd alone. A checkpoint may run modules again in a derivative, which no watch is to count.
+    """Run with autograd alone: a checkpoint may run modules again in a derivative, which a watch must not count.
 
     A checkpoint also counts the tensors that autograd saves in it, and must not count those of a derivative.
     """
@@ -223,11 +227,11 @@ def _unwatched(device: str) -> Iterator[None]:
 
 
 def _makes(key: Tensor, parameters: list[Tensor]) -> bool:
-    """Whether these parameters of another layer make a key. FSDP has freed them by now: then they may."""
+    """Whether these parameters of another layer make a key; True if FSDP has freed them, because then nothing shows it."""
     if any(tensor.untyped_storage().size() == 0 for tensor in parameters):
         return True
     along = Directional(key, parameters)
-    total = along.together({place: tensor.detach() for place, tensor in enumerate(parameters)})
+    total = along.together({index: tensor.detach() for index, tensor in enumerate(parameters)})
     return bool((share(total - key, key) <= tolerance(key)).all())
 
 
@@ -237,7 +241,7 @@ def _detached(output: object) -> object:
         return output.detach()
     if type(output) in (tuple, list):
         assert isinstance(output, (tuple, list))
-        return type(output)(one.detach() if isinstance(one, Tensor) else one for one in output)
+        return type(output)(part.detach() if isinstance(part, Tensor) else part for part in output)
     return None
 
 
@@ -259,7 +263,7 @@ def _is_biased(call: AttentionCall) -> bool:
             return False
         return mask.requires_grad or bool(((mask != 0) & (mask > HIDDEN)).any())  # a bias may still be 0
     made = Made.of(call)
-    if made is None or call.softcap is not None or call.facts.softcap is not None or not call.in_order:
+    if made is None or call.softcap is not None or call.info.softcap is not None or not call.in_order:
         return False
     before, after = call.sink_columns
     logits = call.logits[..., before : call.logits.shape[-1] - after].double()
@@ -280,7 +284,7 @@ def projections(model: nn.Module, batch: Any) -> Projections:
     The model runs once on ``batch``, in evaluation mode, with gradients. For every attention call autograd shows which rows a
     head depends on, and whether scaling them scales its q or k exactly: the derivative along the rows' own values is then the
     head itself (Euler's theorem). No list of architectures is used: fused and interleaved projections, grouped keys, biases,
-    norms with gains, and latent attention are found alike. Nothing is changed, and no ``.grad`` is written.
+    norms with gains, and latent attention are all found this way. Nothing is changed, and no ``.grad`` is written.
 
     Args:
         model: any module that ``watch`` follows. FSDP2 models too: call it on every rank.
@@ -296,10 +300,7 @@ def projections(model: nn.Module, batch: Any) -> Projections:
         >>> print(attemper.projections(model, torch.randn(1, 5, 16))["self_attn", "self"].of_head(1)[0])
         HeadPart(parameter='self_attn.in_proj_weight', dim=0, rows=(8, 9, 10, 11, 12, 13, 14, 15), side='q')
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"projections(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
-        )
+    check_model("projections", model)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module  # a pass without a backward would disturb its reductions
     check_whole("projections()", model, parameters_of(model))
@@ -312,14 +313,14 @@ def projections(model: nn.Module, batch: Any) -> Projections:
     if finder.projections is None:
         raise InputError(
             "projections(): the model ran, but none of its attention calls could be measured. "
-            f"The watch says: {' '.join(watching.record.notes) or 'nothing'} Name the parameters with "
+            f"The watch says: {' '.join(watching.record.notes) or 'nothing.'} Name the parameters with "
             "attemper.Projections.named()."
         )
     return finder.projections
 
 
 def call(model: nn.Module, batch: Any, caller: str) -> Any:
-    """The model called with a batch: a tensor, a tuple of arguments, or named ones."""
+    """Call the model with a batch: a tensor, a tuple of arguments, or a dict of named ones."""
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, Tensor):

@@ -13,7 +13,7 @@ from ..vitals import Vitals
 from ..watch.examine import AttentionCall, Examiner, examine, named_modules
 from .finder import call, evaluating
 from .finder import projections as find
-from .table import PER_HEAD, LayerProjections, ProjectionPart, Projections
+from .table import PER_HEAD, LayerProjections, ProjectionPart, Projections, check_number, check_projections
 
 Q_NORM, K_NORM, TEMPERATURE = "q_norm", "k_norm", "temperature"
 
@@ -71,13 +71,13 @@ def add_qk_norm(
 
     The norm is applied to the output of the projections, before position encodings, as in Qwen3. The gains of q begin at
     values that keep the root mean square of each head's logits on ``batch``; those of k begin at 1. The model's outputs
-    change: the logits of single rows are others. Call it before the optimizer is made, or add the parameters that it returns
+    change, because the logits of single rows do. Call it before the optimizer is made, or add the parameters that it returns
     to it.
 
     Args:
-        model: the model. Each projection must be a module of its own or of several heads (``nn.Linear``, GPT-2's Conv1D).
+        model: the model. Its projections must be modules (``nn.Linear``, GPT-2's Conv1D), of one head or of several.
         batch: what the model is called with, as in :func:`projections`; as many tokens as possible.
-        projections: what :func:`projections` found; found on ``batch`` when left out.
+        projections: the result of :func:`projections`; left out, it is run on ``batch``.
         eps: added to the mean square.
 
     Returns:
@@ -96,20 +96,21 @@ def add_qk_norm(
         >>> [name for name, _ in block.named_parameters()]
         ['qkv.weight', 'qkv.bias', 'qkv.q_norm.gain', 'qkv.k_norm.gain']
     """
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
-        raise InputError(f"add_qk_norm(): `eps` must be a small number from 0 on; got {eps!r}. Leave it out for 1e-6.")
-    found = _found("add_qk_norm", model, batch, projections)
+    check_number(
+        "add_qk_norm", "eps", eps, "a number, at least 0 and below 1", lambda n: 0 <= n < 1, "Leave it out for 1e-6"
+    )
+    layers = _known_projections("add_qk_norm", model, batch, projections)
     modules = _modules(model)
-    for layer in found.values():
+    for layer in layers.values():
         if not layer.splits or any(bool(part.whole.any()) for part in layer.parts):
             raise InputError(
-                f"add_qk_norm(): {layer.layer!r} has keys that are not made by rows of their own ({layer}), so that their norm "
-                "cannot be added behind a projection. Use attemper.qk_clip() for it."
+                f"add_qk_norm(): no projection makes the keys of {layer.layer!r} alone ({layer}), so there is no output to "
+                "normalise. Use attemper.qk_clip() for it."
             )
     before = _sizes(model, batch)
     homes = {  # all of them, before the first is changed
         (place, name): _outputs("add_qk_norm", layer, side, modules)
-        for place, layer in found.items()
+        for place, layer in layers.items()
         for side, name in (("q", Q_NORM), ("k", K_NORM))
     }
     added: list[nn.Parameter] = []
@@ -133,21 +134,21 @@ def add_qk_norm(
 def add_temperature(model: nn.Module, batch: Any, *, projections: Projections | None = None) -> list[nn.Parameter]:
     """Give every head a learned temperature: a factor on its logits that begins at 1, so that no bit of the output changes.
 
-    The factor multiplies the head's q. Give it a learning rate of its own, or no weight decay, by the parameters that are
-    returned. :func:`qk_clip` then clips a head by this one number.
+    The factor multiplies the head's q. Use the returned parameters to give it a learning rate of its own, or no weight decay.
+    :func:`qk_clip` then clips a head by this one number.
 
     Args:
         model: the model; its q must be made by a module (``nn.Linear``, GPT-2's Conv1D).
         batch: what the model is called with, as in :func:`projections`.
-        projections: what :func:`projections` found; found on ``batch`` when left out.
+        projections: the result of :func:`projections`; left out, it is run on ``batch``.
 
     Returns:
         the new parameters, one of shape (heads, 1) per layer: part of ``model.parameters()`` and of its state dict.
     """
-    found = _found("add_temperature", model, batch, projections)
+    layers = _known_projections("add_temperature", model, batch, projections)
     modules = _modules(model)
     added = []
-    for module, index in [_outputs("add_temperature", layer, "q", modules) for layer in found.values()]:
+    for module, index in [_outputs("add_temperature", layer, "q", modules) for layer in layers.values()]:
         if TEMPERATURE not in module._modules:
             temperature = HeadTemperature(index, _weight(module))
             _attach(module, TEMPERATURE, temperature)
@@ -156,19 +157,16 @@ def add_temperature(model: nn.Module, batch: Any, *, projections: Projections | 
     return added
 
 
-def _found(caller: str, model: nn.Module, batch: Any, given: Projections | None) -> Projections:
-    found = find(model, batch) if given is None else given
-    if not isinstance(found, Projections):
-        raise InputError(
-            f"{caller}(): `projections` must be what attemper.projections(model, batch) returned; got {type(found).__name__}."
-        )
-    for layer in found.values():
+def _known_projections(caller: str, model: nn.Module, batch: Any, given: Projections | None) -> Projections:
+    layers = find(model, batch) if given is None else given
+    check_projections(caller, layers)
+    for layer in layers.values():
         if layer.how != PER_HEAD or any(part.side == "gain" for part in layer.parts):
             raise InputError(
-                f"{caller}(): {layer.layer!r} is not made per head ({layer}). A model that has QK-norm needs no other; use its "
-                "gains, or attemper.qk_clip()."
+                f"{caller}(): the q and k of {layer.layer!r} cannot be scaled per head ({layer}). If the model has QK-norm, use "
+                "its gains; otherwise use attemper.qk_clip()."
             )
-    return found
+    return layers
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -184,14 +182,14 @@ def _outputs(
     weights = [part for part in parts if part.parameter.rpartition(".")[2] == "weight"]
     home = modules.get(homes.pop()) if len(homes) == 1 else None
     if home is None or len(weights) != 1 or not _projects(home, weights[0]):
-        names = ", ".join(part.parameter for part in parts) or "nothing of its own"
+        names = ", ".join(part.parameter for part in parts) or "no parameter of its own"
         if home is not None and "norm" in type(home).__name__.lower():
             raise InputError(
-                f"{caller}(): {side} of {layer.layer!r} is made by {names}, the gain of a norm: this model has QK-norm already "
-                "and needs no other. Use attemper.qk_clip() for it."
+                f"{caller}(): {side} of {layer.layer!r} comes from {names}, the gain of a norm: the model already has QK-norm. "
+                "Use attemper.qk_clip() for it."
             )
         raise InputError(
-            f"{caller}(): {side} of {layer.layer!r} is made by {names}, which is no projection module of its own. For "
+            f"{caller}(): {side} of {layer.layer!r} comes from {names}, not from a projection module of its own. For "
             "nn.MultiheadAttention use attemper.MultiHeadAttention.from_torch(module, rule='qk_norm' or 'learned')."
         )
     owner = weights[0].owner
@@ -239,10 +237,10 @@ class LogitSizes(Examiner):
         square = (vitals.variance + vitals.mean.square()).double().masked_fill(~counted, 0.0)
         return square.sum((0, 2)), counted.double().sum((0, 2))
 
-    def keep(self, name: str, call: AttentionCall, found: Any) -> None:
-        place = (name, call.facts.kind)
+    def keep(self, name: str, call: AttentionCall, result: Any) -> None:
+        place = (name, call.info.kind)
         square, count = self.squares.get(place, (0.0, 0.0))
-        self.squares[place] = (square + found[0], count + found[1])
+        self.squares[place] = (square + result[0], count + result[1])
 
 
 def _sizes(model: nn.Module, batch: Any) -> dict[tuple[str, str], Tensor]:

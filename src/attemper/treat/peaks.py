@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from ..errors import InputError
 from ..watch import Record
-from ..watch.examine import DataRanks, Entry
+from ..watch.examine import DataRanks, Entry, device_of
 from .table import parameters_of
 
 CAP_REACHED = 0.99
@@ -38,7 +38,7 @@ DIFFERENT = (
 )
 LOCAL = (
     "qk_clip(): the heads of {layer!r} in this record are those of one rank, or parts of them: ranks exchange tensors around its "
-    "attention, or each runs some of its heads (record.facts[layer, kind].local). Head 0 of the record need not be head 0 of the "
+    "attention, or each runs some of its heads (record.info[layer, kind].local). Head 0 of the record need not be head 0 of the "
     "weights, so nothing was changed. If each rank has plain weights of its own heads, pass `group` with the ranks that hold the "
     "same heads. Otherwise leave the clip out, and bound the logits with attemper.add_qk_norm() before the training."
 )
@@ -62,19 +62,19 @@ class LayerPeaks:
 
 
 def check_record(record: object, step: object) -> int:
-    """The step that is meant: the last one if none is given."""
+    """The step to read: the last one if none is given."""
     if not isinstance(record, Record):
         raise InputError(
             f"qk_clip(): `record` must be the record of a watch; got {type(record).__name__}. Pass watch.record."
         )
-    slots = record._slots
-    if not slots:
+    steps = record.steps
+    if not steps:
         raise InputError(
             "qk_clip(): the record holds no step. End one first: call watch.step() after the optimizer's step, or give "
             "watch() the optimizer."
         )
     if step is None:
-        return slots[-1].step
+        return steps[-1]
     if isinstance(step, bool) or not isinstance(step, int):
         raise InputError(
             f"qk_clip(): `step` must be the number of a step; got {step!r}. Leave it out for the last one."
@@ -84,12 +84,12 @@ def check_record(record: object, step: object) -> int:
 
 def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
     """The largest scores of a step, from its peaks."""
-    entries = record._at(step)
+    entries = record.filter(steps=step).entries
     if not entries:
         steps = record.steps
         held = f"{len(steps)} steps, {steps[0]} … {steps[-1]}" if len(steps) > 1 else f"step {steps[0]} alone"
         raise InputError(f"qk_clip(): the record has no step {step}; it has {held}. Leave `step` out for the last one.")
-    found, parts = [], Counter((entry.layer, entry.kind) for entry in entries)
+    peaks, parts = [], Counter((entry.layer, entry.kind) for entry in entries)
     for entry in entries:
         if "peak" not in entry.summary.columns:
             raise InputError(
@@ -97,23 +97,23 @@ def peaks_of(record: Record, step: int) -> list[LayerPeaks]:
                 "add 'peak' to signs=."
             )
         scores, reasons = entry.summary.largest_scores.double().clone(), {}
-        facts = record.facts.get((entry.layer, entry.kind))
-        if facts is not None and facts.biased and entry.summary.score_peaks is None:
-            found.append(_unknown(entry, BIASED))
+        info = record.info.get((entry.layer, entry.kind))
+        if info is not None and info.biased and entry.summary.score_peaks is None:
+            peaks.append(_unknown(entry, BIASED))
             continue
-        if facts is not None and facts.softcap is not None:
-            cap = float(facts.softcap)
+        if info is not None and info.softcap is not None:
+            cap = float(info.softcap)
             full = scores >= CAP_REACHED * cap
-            for place in full.nonzero().flatten().tolist():
-                reasons[entry.heads[place]] = CAPPED.format(cap=cap)
+            for index in full.nonzero().flatten().tolist():
+                reasons[entry.heads[index]] = CAPPED.format(cap=cap)
             scores = (cap * (scores / cap).atanh()).masked_fill(full, -math.inf)
         if bool((scores == 0).all()):
             reasons = dict.fromkeys(entry.heads, SHIFTED)
         # a layer that computes some heads at a time has an entry for each of its calls
-        whole = facts is not None and parts[entry.layer, entry.kind] == 1
-        known = (facts.heads if facts is not None and whole else None, facts is not None and facts.local)
-        found.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons, *known))
-    return found
+        whole = info is not None and parts[entry.layer, entry.kind] == 1
+        known = (info.heads if info is not None and whole else None, info is not None and info.local)
+        peaks.append(LayerPeaks(entry.layer, entry.kind, entry.heads, scores, reasons, *known))
+    return peaks
 
 
 def _unknown(entry: Entry, reason: str) -> LayerPeaks:
@@ -151,10 +151,10 @@ def agree(layers: list[LayerPeaks], groups: list[ProcessGroup], *arguments: obje
         return layers
     words = repr([(layer.layer, layer.kind, layer.heads) for layer in layers]) + repr(arguments)
     digest = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
-    device = _device(groups[0])
+    device = device_of(groups[0])
     local = any(layer.local for layer in layers)
     ends = torch.tensor([digest, -digest, local], dtype=torch.int64, device=device)
-    # reasons travel as infinities: a head that one rank cannot read is read by none
+    # a head that one rank cannot read is read by none
     scores = torch.cat([layer.scores for layer in layers])
     missing = torch.cat(
         [torch.tensor([head in layer.reasons for head in layer.heads], device="cpu") for layer in layers]
@@ -172,19 +172,13 @@ def agree(layers: list[LayerPeaks], groups: list[ProcessGroup], *arguments: obje
 
 
 def _divided(layers: list[LayerPeaks], scores: Tensor, missing: Tensor, local: bool) -> list[LayerPeaks]:
-    found, start = [], 0
+    divided, start = [], 0
     for layer in layers:
         end = start + len(layer.heads)
         reasons = dict(layer.reasons)
-        for place in missing[start:end].nonzero().flatten().tolist():
-            reasons.setdefault(layer.heads[place], "another rank cannot tell its scores")
+        for index in missing[start:end].nonzero().flatten().tolist():
+            reasons.setdefault(layer.heads[index], "another rank cannot tell its scores")
         part = scores[start:end].masked_fill(missing[start:end], -math.inf)
-        found.append(replace(layer, scores=part, reasons=reasons, local=layer.local or local))
+        divided.append(replace(layer, scores=part, reasons=reasons, local=layer.local or local))
         start = end
-    return found
-
-
-def _device(group: ProcessGroup) -> torch.device:
-    """The device of a group's reductions: a GPU for NCCL, the host for gloo."""
-    backend = distributed.get_backend(group)
-    return torch.device("cpu" if "gloo" in backend or "mpi" in backend else "cuda")
+    return divided

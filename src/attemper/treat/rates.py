@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import InputError, checked_options
-from .finder import found_before
-from .table import LayerProjections, ProjectionPart, Projections, parameters_of
+from .finder import last_projections
+from .table import LayerProjections, ProjectionPart, Projections, check_model, check_projections, parameters_of
 from .write import check_there, check_whole, masters_of, rows_like, unwrapped
 
 
 class ScaledRates:
     """Learning rates of q and k that are scaled at every step; made by :func:`scale_rates`."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, found: Projections) -> None:
-        self.layers = [layer for layer in found.values() if layer.splits]
+    def __init__(self, model: nn.Module, optimizer: Any, projections: Projections) -> None:
+        self.layers = [layer for layer in projections.values() if layer.splits]
         self.model = model
         self.begin = [self._norms(layer) for layer in self.layers]
         self.before: dict[str, Tensor] = {}
@@ -57,7 +57,10 @@ class ScaledRates:
             now = self._norms(layer)
             groups = layer.heads // layer.key_heads
             ratio = {side: begin[side] / now[side].clamp(min=1e-30) for side in ("q", "k")}
-            ratio = {side: torch.where(begin[side] > 0, one, torch.ones_like(one)) for side, one in ratio.items()}
+            ratio = {
+                side: torch.where(begin[side] > 0, quotient, torch.ones_like(quotient))
+                for side, quotient in ratio.items()
+            }
             of = {"q": ratio["k"].repeat_interleave(groups), "k": ratio["q"].view(-1, groups).mean(-1)}
             for part in layer.parts:
                 mine = part.owner >= 0
@@ -83,7 +86,7 @@ class ScaledRates:
 
 def sum_of_squares(parts: list[ProjectionPart], parameters: dict[str, Tensor], heads: int) -> Tensor:
     """The sum of squares of the rows of each head, on the host."""
-    found = torch.zeros(heads, dtype=torch.float64, device="cpu")
+    sums = torch.zeros(heads, dtype=torch.float64, device="cpu")
     for part in parts:
         tensor = parameters[part.parameter].detach()
         others = [dim for dim in range(tensor.dim()) if dim != part.dim]
@@ -92,8 +95,8 @@ def sum_of_squares(parts: list[ProjectionPart], parameters: dict[str, Tensor], h
         gather = getattr(rows, "full_tensor", None)
         rows = (rows if gather is None else gather()).double().cpu()
         mine = part.owner >= 0
-        found.index_add_(0, part.owner[mine], rows[mine])
-    return found
+        sums.index_add_(0, part.owner[mine], rows[mine])
+    return sums
 
 
 @checked_options
@@ -108,7 +111,7 @@ def scale_rates(optimizer: Any, model: nn.Module, projections: Projections | Non
     Args:
         optimizer: the optimizer, or a trainer's wrapper of it.
         model: its model.
-        projections: what :func:`projections` found; when left out, what it last found for this model.
+        projections: the result of :func:`projections`; left out, its last result for this model.
 
     Returns:
         an object with ``remove()``, also for a ``with`` statement; ``factors`` has those of the last step, by parameter and
@@ -117,39 +120,33 @@ def scale_rates(optimizer: Any, model: nn.Module, projections: Projections | Non
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
         >>> optimizer = torch.optim.AdamW(model.parameters())
-        >>> found = attemper.projections(model, torch.randn(1, 5, 16))
+        >>> projections = attemper.projections(model, torch.randn(1, 5, 16))
         >>> rates = attemper.scale_rates(optimizer, model)
         >>> rates.remove()
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"scale_rates(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model."
-        )
+    check_model("scale_rates", model)
     (inner,) = unwrapped("scale_rates", optimizer) or (None,)
     if inner is None:
         raise InputError("scale_rates(): `optimizer` must be a torch.optim.Optimizer; got None. Pass the optimizer.")
-    found = projections if projections is not None else found_before(model)
-    if found is None:
+    known = projections if projections is not None else last_projections(model)
+    if known is None:
         raise InputError(
             "scale_rates(): which parameters make q and k is not known yet. Call attemper.projections(model, batch) once, with "
             "what you call the model with."
         )
-    if not isinstance(found, Projections):
-        raise InputError(
-            f"scale_rates(): `projections` must be what attemper.projections(model, batch) returned; got {type(found).__name__}."
-        )
+    check_projections("scale_rates", known)
     parameters = parameters_of(model)
     check_whole("scale_rates()", model, parameters)
-    for name in dict.fromkeys(part.parameter for layer in found.values() for part in layer.parts):
+    for name in dict.fromkeys(part.parameter for layer in known.values() for part in layer.parts):
         check_there("scale_rates()", name, parameters[name])
         if masters_of(parameters[name], inner, list(model.parameters())):
             raise InputError(
                 f"scale_rates(): the optimizer keeps a float32 master of {name}, from which it writes the weight, so that a "
                 "shortened step would be undone. Keep the weights in float32, with torch.autocast for half precision."
             )
-    if not any(layer.splits for layer in found.values()):
+    if not any(layer.splits for layer in known.values()):
         raise InputError(
             "scale_rates(): no layer has rows of its own for both q and k. Print attemper.projections(model, batch) to see why; "
             "attemper.qk_clip() needs q alone."
         )
-    return ScaledRates(model, inner, found)
+    return ScaledRates(model, inner, known)

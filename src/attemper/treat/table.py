@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ TAKES = {
 
 
 class HeadPart(NamedTuple):
-    """What one head has of a parameter."""
+    """The rows of one parameter that belong to one head."""
 
     parameter: str
     dim: int
@@ -42,7 +42,7 @@ class ProjectionPart:
     dim: int  # the dimension whose rows belong to heads
     side: str  # "q"; "k"; "both": it makes q and k of a head; "gain": it multiplies the scores of a head
     owner: Tensor  # (rows,): the query head of q and gain, the key head of k; -1: none of them
-    whole: Tensor  # (rows,): q rows that meet keys which other heads or layers use: they take the whole factor
+    whole: Tensor  # (rows,): rows of q whose keys other heads or layers use too: they take the whole factor
     offset: float = 0.0  # 1.0 for a gain that is applied as 1 + w
 
 
@@ -55,24 +55,24 @@ class LayerProjections:
     heads: int
     key_heads: int
     parts: tuple[ProjectionPart, ...] = ()
-    how: str | None = None  # "per head", "by layer": one gain serves all heads; None: nothing can be scaled
+    how: str | None = None  # "per head"; "by layer": one gain serves all heads; None: nothing can be scaled
     why: str | None = None  # why nothing can be scaled, or only the layer
-    biased: bool = False  # whether numbers that are no q·k are added to its logits (T5, ALiBi)
+    biased: bool = False  # whether a bias is added to its scores (T5, ALiBi)
 
     @property
     def splits(self) -> bool:
-        """Whether q and k take a part of the factor each."""
+        """Whether the factor is split between q and k."""
         return {part.side for part in self.parts} >= {"q", "k"}
 
     def of_head(self, head: int) -> list[HeadPart]:
         """The rows of one query head; of k, those of its key head."""
-        found = []
+        parts = []
         for part in self.parts:
             owner = head * self.key_heads // self.heads if part.side == "k" else head
             rows = (part.owner == (0 if self.how == BY_LAYER else owner)).nonzero().flatten().tolist()
             if rows:
-                found.append(HeadPart(part.parameter, part.dim, tuple(rows), part.side))
-        return found
+                parts.append(HeadPart(part.parameter, part.dim, tuple(rows), part.side))
+        return parts
 
     def __str__(self) -> str:
         if self.how is None:
@@ -101,14 +101,14 @@ def _shown(part: ProjectionPart, layer: str) -> str:
 
 def _ranges(rows: list[int]) -> str:
     """0, 1, 2, 8, 9 → 0–2, 8–9; the first three of them."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for row in rows:
-        if found and row == found[-1][1] + 1:
-            found[-1][1] = row
+        if ranges and row == ranges[-1][1] + 1:
+            ranges[-1][1] = row
         else:
-            found.append([row, row])
-    shown = [str(low) if low == high else f"{low}–{high}" for low, high in found[:3]]
-    return ", ".join(shown) + (" and others" if len(found) > 3 else "")
+            ranges.append([row, row])
+    shown = [str(low) if low == high else f"{low}–{high}" for low, high in ranges[:3]]
+    return ", ".join(shown) + (" and others" if len(ranges) > 3 else "")
 
 
 class Projections(Mapping[tuple[str, str], LayerProjections]):
@@ -139,8 +139,8 @@ class Projections(Mapping[tuple[str, str], LayerProjections]):
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        found = sum(layer.how is not None for layer in self._layers.values())
-        return f"Projections(layers: {len(self)}, found: {found})"
+        located = sum(layer.how is not None for layer in self._layers.values())
+        return f"Projections(layers: {len(self)}, found: {located})"
 
     @classmethod
     @checked_options
@@ -206,6 +206,27 @@ class Projections(Mapping[tuple[str, str], LayerProjections]):
         )
 
 
+def check_model(caller: str, model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{caller}(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
+        )
+
+
+def check_projections(caller: str, projections: object) -> None:
+    if not isinstance(projections, Projections):
+        raise InputError(
+            f"{caller}(): `projections` must be what attemper.projections() returned; got {type(projections).__name__}. Call "
+            "attemper.projections(model, batch), and pass its result."
+        )
+
+
+def check_number(caller: str, name: str, value: object, rule: str, holds: Callable[[float], bool], advice: str) -> None:
+    """Refuse what is not a number, NaN, and a number for which the rule does not hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not holds(value):
+        raise InputError(f"{caller}(): `{name}` must be {rule}; got {value!r}. {advice}.")
+
+
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """The parameters by name, without the names of wrappers; a shared one has its first name."""
     return {
@@ -217,23 +238,23 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def factors_of(
-    found: LayerProjections, gamma: Tensor, alpha: float, shared: str
+    projections: LayerProjections, gamma: Tensor, alpha: float, shared: str
 ) -> Iterator[tuple[str, int, float, Tensor]]:
-    """What a clip multiplies, for the factor of each head: a parameter, its dimension, the offset, and the factor of each row."""
-    grouped = found.key_heads != found.heads
-    by_key = gamma.view(found.key_heads, -1).amin(-1)
-    if grouped and shared == "group" and found.splits:
-        gamma = by_key.repeat_interleave(found.heads // found.key_heads)
+    """The rows to multiply so that head h is scaled by ``gamma[h]``: parameter, dimension, offset, and a factor for each row."""
+    grouped = projections.key_heads != projections.heads
+    by_key = gamma.view(projections.key_heads, -1).amin(-1)
+    if grouped and shared == "group" and projections.splits:
+        gamma = by_key.repeat_interleave(projections.heads // projections.key_heads)
     elif grouped:
         by_key = torch.ones_like(by_key)
-    splits = found.splits and (not grouped or shared == "group")
-    for part in found.parts:
+    splits = projections.splits and (not grouped or shared == "group")
+    for part in projections.parts:
         mine = part.owner >= 0
         row = part.owner.clamp(min=0)
         if part.side == "both":
             factor = gamma[row].sqrt()
         elif part.side == "k":
-            factor = by_key[row] ** (1 - alpha if splits else float(not found.splits))
+            factor = by_key[row] ** (1 - alpha if splits else float(not projections.splits))
         else:
             each = gamma[row]
             factor = torch.where(part.whole, each, each**alpha) if splits else each

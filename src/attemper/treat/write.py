@@ -27,15 +27,15 @@ NOT_WHOLE = {
         "weights elsewhere, as DeepSpeed ZeRO-3 does. Train with FSDP2 (fully_shard) or DistributedDataParallel."
     ),
     "tensor parallel": (
-        "{caller}: parallelize_module cuts {name} over ranks (tensor parallel), so that each rank runs other heads, and which "
-        "rows make a head is not found. Nothing was changed. Use FSDP2 (fully_shard) or DistributedDataParallel without it, or a "
+        "{caller}: parallelize_module cuts {name} over ranks (tensor parallel), so that each rank runs other heads and the rows "
+        "of a head are not known. Nothing was changed. Use FSDP2 (fully_shard) or DistributedDataParallel without it, or a "
         "model with QK-norm, whose logits are bounded."
     ),
 }
 
 
 def check_whole(caller: str, model: nn.Module, parameters: dict[str, Tensor]) -> None:
-    """Refuse what keeps its weights in pieces without rows; gather nothing. ``caller`` is a call, as it is written."""
+    """Refuse sharding that leaves no rows to scale; gather nothing. ``caller`` is the call, as a user writes it."""
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise InputError(NOT_WHOLE["FullyShardedDataParallel"].format(caller=caller))
@@ -48,13 +48,13 @@ def check_whole(caller: str, model: nn.Module, parameters: dict[str, Tensor]) ->
 
 
 def check_there(caller: str, name: str, parameter: Tensor) -> None:
-    """Refuse a parameter that has its rows elsewhere."""
+    """Refuse a parameter without elements on this rank."""
     if not parameter.numel():
         raise InputError(NOT_WHOLE["empty"].format(caller=caller, name=name))
 
 
 def reshard(model: nn.Module) -> None:
-    """Let FSDP2 modules hold their shards again: gathered copies are not what the optimizer steps."""
+    """Make FSDP2 modules hold their shards again: the optimizer steps those, not gathered copies."""
     for module in model.modules():
         gather: Any = getattr(module, "reshard", None)
         if type(module).__name__.startswith("FSDP") and callable(gather):
@@ -79,8 +79,10 @@ class Copies(NamedTuple):
 
     @classmethod
     def of(cls, parameter: Tensor, optimizers: Sequence[Any], parameters: Sequence[Tensor]) -> Copies:
-        masters = [one for optimizer in optimizers for one in masters_of(parameter, optimizer, parameters)]
-        return cls(parameter, masters, [one for optimizer in optimizers for one in _averages(parameter, optimizer)])
+        masters = [tensor for optimizer in optimizers for tensor in masters_of(parameter, optimizer, parameters)]
+        return cls(
+            parameter, masters, [tensor for optimizer in optimizers for tensor in _averages(parameter, optimizer)]
+        )
 
 
 def scale_rows(copies: Copies, dim: int, factor: Tensor, offset: float) -> None:
@@ -116,7 +118,7 @@ def _scaled(values: Tensor, rows: Tensor, offset: float) -> Tensor:
 
 
 def rows_like(factor: Tensor, dim: int, tensor: Tensor) -> Tensor:
-    """Numbers per row, to multiply a tensor by: in float32 or wider, and where its own numbers are.
+    """A factor per row, to multiply a tensor by: in float32 or wider, on its device.
 
     For a DTensor every rank has all of them, so that the product is exact wherever a shard begins.
     """
@@ -138,47 +140,51 @@ def unwrapped(caller: str, optimizer: object) -> list[Any]:
     if optimizer is None:
         return []
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    found = []
-    for one in several:
+    inner_optimizers = []
+    for wrapped in several:
         seen: set[int] = set()
-        while id(one) not in seen:
-            seen.add(id(one))
-            inner = next((getattr(one, word) for word in ("optimizer", "_optimizer") if hasattr(one, word)), None)
+        while id(wrapped) not in seen:
+            seen.add(id(wrapped))
+            inner = next(
+                (getattr(wrapped, word) for word in ("optimizer", "_optimizer") if hasattr(wrapped, word)), None
+            )
             if inner is None or isinstance(inner, str):
                 break
-            one = inner
-        if not hasattr(one, "param_groups") or not hasattr(one, "state"):
+            wrapped = inner
+        if not hasattr(wrapped, "param_groups") or not hasattr(wrapped, "state"):
             raise InputError(
-                f"{caller}(): `optimizer` must be a torch.optim.Optimizer; got {type(one).__name__}. Pass the optimizer of "
+                f"{caller}(): `optimizer` must be a torch.optim.Optimizer; got {type(wrapped).__name__}. Pass the optimizer of "
                 "the training, or leave it out if it holds no copies of the weights."
             )
-        found.append(one)
-    return found
+        inner_optimizers.append(wrapped)
+    return inner_optimizers
 
 
 def masters_of(parameter: Tensor, optimizer: Any, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of the weight in a wider dtype, from which the next step writes it: told by their values, not by a name.
+    """Copies of the weight in a wider dtype, from which the next step writes it: recognised by value, not by name.
 
     ``parameters`` are those of the model, in order: an optimizer may hold masters in their place.
     """
     if parameter.element_size() >= 4:
         return []  # it is its own master
     state = optimizer.state.get(parameter, {})
-    own = [one for one in (*state.values(), getattr(parameter, "main_param", None)) if _is_master(one, parameter)]
+    own = [
+        tensor for tensor in (*state.values(), getattr(parameter, "main_param", None)) if _is_master(tensor, parameter)
+    ]
     held = [other for group in optimizer.param_groups for other in group["params"]]
     if own or any(other is parameter for other in held):
         return own
-    found = [other for other in held if _is_master(other, parameter)]
-    if len(found) > 1:  # weights that are still equal, such as gains of 1: by their order
-        trained = [one for one in parameters if one.requires_grad]
-        place = next((place for place, one in enumerate(trained) if one is parameter), None)
-        found = [held[place]] if place is not None and len(held) == len(trained) else []
-        if not found or not _is_master(found[0], parameter):
+    masters = [other for other in held if _is_master(other, parameter)]
+    if len(masters) > 1:  # weights that are still equal, such as gains of 1: by their order
+        trained = [tensor for tensor in parameters if tensor.requires_grad]
+        place = next((place for place, tensor in enumerate(trained) if tensor is parameter), None)
+        masters = [held[place]] if place is not None and len(held) == len(trained) else []
+        if not masters or not _is_master(masters[0], parameter):
             raise InputError(
                 "qk_clip(): the optimizer holds several float32 copies that are equal to one weight, in another order than the "
                 "model's parameters. Make the optimizer of model.parameters(), in their order."
             )
-    return found
+    return masters
 
 
 def _is_master(other: object, parameter: Tensor) -> bool:

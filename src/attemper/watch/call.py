@@ -1,4 +1,4 @@
-"""AttentionCall: one attention call as a route read it, with its facts; and Examiner, which looks at calls."""
+"""AttentionCall: one attention call as a route read it, with its info; and Examiner, which looks at calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .trace.paths import Traced
 
 
 @dataclass(frozen=True)
-class Facts:
+class CallInfo:
     """What a layer's attention calls are, apart from their vitals; those of the last call of a step are kept.
 
     ``scale`` is what the call multiplied the scores by: the argument of SDPA, or the plain numbers between the product and the
@@ -58,8 +58,8 @@ class Facts:
         causal: bool,
         mask: object,
         **rest: Any,
-    ) -> Facts:
-        """The facts of a call on (..., H, Lq, E) and (..., G, Lk, E); a scale of None is 1/√E."""
+    ) -> CallInfo:
+        """The info of a call on (..., H, Lq, E) and (..., G, Lk, E); a scale of None is 1/√E."""
         batch, (heads, rows, head_dim) = query.shape[:-3].numel(), query.shape[-3:]
         return cls(
             route=route,
@@ -92,6 +92,14 @@ class Documents(NamedTuple):
     tensors: tuple[Tensor, Tensor]  # q and k as the model has them, which get the gradients
     flat: Callable[[Tensor], Tensor]  # brings them, and their gradients, to (1, H, tokens, E)
 
+    def offsets(self, rows: int, keys: int) -> tuple[Tensor, Tensor]:
+        """These, as ``measure()`` takes them, on the CPU. Between two of them is one without keys, and one without rows."""
+        of_rows, of_keys = [0], [0]
+        for first, last, start, stop in (*self.spans, (rows, rows, keys, keys)):
+            of_rows += [first, first, last]
+            of_keys += [of_keys[-1], start, stop]
+        return torch.tensor(of_rows, device="cpu"), torch.tensor(of_keys, device="cpu")
+
 
 @dataclass
 class AttentionCall:
@@ -101,7 +109,7 @@ class AttentionCall:
     then ``query`` and ``key`` are the factors of the product, for gradients and for examiners.
     """
 
-    facts: Facts
+    info: CallInfo
     frames: tuple[Frame, ...]  # the modules around it
     query: Tensor  # (B, H, Lq, E), or a factor (..., Lq, E)
     key: Tensor  # (B, G, Lk, E), or a factor (..., E, Lk)
@@ -127,33 +135,53 @@ class AttentionCall:
     as_product: bool = False  # whether the logits are in memory as the product left them
     by_sdpa: bool = False  # whether torch's scaled_dot_product_attention runs it: a scale of None is its own 1/√d_k
     recomputed: bool = False  # whether q and k were computed a second time, from the input of a fused layer
+    axes: tuple[int, int | None, int] | None = (
+        None  # of a softmax over others: its dimension, that of the keys, of how many
+    )
     over: str = "keys"  # what its softmax runs over; "queries", "heads" and "batch" are faults
     softmaxes: int = 1  # how many were applied, one to the result of another
     value: Tensor | None = None  # (…, Lk, Ev), from when the weights meet the values until the call is kept
     gain: Tensor | None = None  # the learned part of `scale`, with its graph, from attemper's own operation alone
     graph: Callable[[], Tensor] | None = None  # the logits again, with their autograd graph
     scores: Tensor | None = None  # (B, H, Lq, Lk): the logits without what was added to visible keys, if anything was
+    sink: Tensor | None = None  # (H,): a learned logit beside the keys of each row, that is no column of `logits`
     documents: Documents | None = None  # of a packed call, whose q and k are (1, H, tokens, E)
     document: int | None = None  # which of them this call is; None: all
 
     def options(self) -> dict[str, Any]:
         """Its options, as ``measure()`` takes them."""
-        return {name: getattr(self, name) for name in ("mask", "causal", "scale", "window", "softcap")}
+        options = {name: getattr(self, name) for name in ("mask", "causal", "scale", "window", "softcap", "sink")}
+        if self.documents is not None and self.document is None:
+            options["documents"] = self.documents.offsets(self.query.shape[2], self.key.shape[2])
+        return options
+
+    def take_sink(self, sink: Tensor | None) -> None:
+        """A sink that the call was given counts as its last key, like one that a model puts beside its scores."""
+        if sink is not None:
+            self.products, self.sink_columns = ((0, self.info.keys),), (0, 1)
+            self.sink, self.info = sink.detach(), replace(self.info, keys=self.info.keys + 1)
 
     def largest(self, logits: Tensor) -> Tensor:
         """The largest of each row of its logits, or of its scores, (B, H, Lq), without sinks."""
         products = [logits[..., start:stop] for start, stop in self.products if start < stop] or [logits]
-        return torch.stack([one.amax(-1) for one in products]).amax(0)
+        return torch.stack([product.amax(-1) for product in products]).amax(0)
 
     def doubts(self) -> list[str]:
         """What is not known of it: its heads, or the layer that it belongs to."""
-        found = []
+        sentences = []
         if not self.heads_known:
-            heads = "one head" if self.facts.heads == 1 else f"{self.facts.heads} heads"
-            found.append(f"which part of its scores belongs to which head is not known: measured as {heads}")
+            heads = "one head" if self.info.heads == 1 else f"{self.info.heads} heads"
+            sentences.append(f"which part of its scores belongs to which head is not known: measured as {heads}")
         if not self.layer_known:
-            found.append("a traced graph does not say which module makes a call: all its calls are one layer here")
-        return found
+            sentences.append("a traced graph does not say which module makes a call: all its calls are one layer here")
+        return sentences
+
+    @property
+    def is_sdpa(self) -> bool:
+        """Whether q and k, a mask, causal and a number as scale are all that is needed of it, and nothing is in doubt."""
+        more = [value for name, value in self.options().items() if name not in ("mask", "causal", "scale")]
+        more += [self.logits, self.vitals, self.documents, self.gain, self.some_heads]
+        return all(option is None for option in more) and self.heads_known and self.layer_known
 
     @property
     def layer_known(self) -> bool:
@@ -173,27 +201,39 @@ class AttentionCall:
         """Each document of a packed call as a call of its own, with those of ``rows`` that are its rows; else the call itself."""
         if self.documents is None or self.document is not None:
             return [(self, rows)]
-        found = []
+        parts = []
         for number, (first, last, start, stop) in enumerate(self.documents.spans):
             own = replace(
                 self,
-                facts=replace(self.facts, batch=1, queries=last - first, keys=stop - start),
+                info=replace(self.info, batch=1, queries=last - first, keys=stop - start + sum(self.sink_columns)),
                 query=self.query[:, :, first:last],
                 key=self.key[:, :, start:stop],
+                mask=None if self.mask is None else of_document(self.mask, slice(first, last), slice(start, stop)),
+                scale=self.scale[:, :, first:last] if isinstance(self.scale, Tensor) else self.scale,
+                gain=None if self.gain is None else self.gain[:, :, first:last],
+                products=((0, stop - start),) if self.products else (),
+                vitals=None,
                 rows=None if rows is None else rows[:, first:last],
                 value=None,
                 document=number,
             )
-            found.append((own, own.rows))
-        return found
+            parts.append((own, own.rows))
+        return parts
 
     def in_graph(self) -> AttentionCall:
-        """The same call, with the q and k of a document cut from the model's own tensors, where autograd records."""
+        """The call with q and k of its document cut from the model's own tensors, so that autograd records the cut."""
         if self.documents is None or self.document is None:
             return self
         first, last, start, stop = self.documents.spans[self.document]
         query, key = map(self.documents.flat, self.documents.tensors)
         return replace(self, query=query[:, :, first:last], key=key[:, :, start:stop])
+
+
+def of_document(mask: Tensor, rows: slice, keys: slice) -> Tensor:
+    """What a mask, in up to four dimensions, holds for a document."""
+    if mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., rows, :]
+    return mask[..., keys] if mask.dim() and mask.shape[-1] > 1 else mask
 
 
 class UnfoldedRows(NamedTuple):
@@ -228,7 +268,7 @@ class UnfoldedRows(NamedTuple):
         if self.stream is None or self.stream is stream or self.stream == stream:
             return
         stream.wait_stream(self.stream)
-        for tensor in (*self.memory, *(one for one in (self.rows, self.score_peaks) if one is not None)):
+        for tensor in (*self.memory, *(optional for optional in (self.rows, self.score_peaks) if optional is not None)):
             tensor.record_stream(stream)
 
 
@@ -245,13 +285,14 @@ class Examiner(Protocol):
 
     ``look`` runs while q, k and the logits of a call exist, without autograd and modes; it should keep nothing of the size n × n.
     What it returns is given to ``keep``, with the layer's name, once the call is certain to be attention. An examiner with an
-    attribute ``traces = True`` makes the watch follow what q and k were multiplied by: ``call.traced``.
+    attribute ``traces = True`` makes the watch follow what q and k were multiplied by: ``call.traced``. In a scan
+    a module that runs several times on one sequence has a name for each call, unless the examiner has ``by_module = True``.
     """
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Any:
         return None
 
-    def keep(self, name: str, call: AttentionCall, found: Any) -> None: ...
+    def keep(self, name: str, call: AttentionCall, result: Any) -> None: ...
 
 
 Looked = list[tuple[Examiner, AttentionCall, Any]]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import InputError
-from .passes import COUNTED
+from .observer import COUNTED
 
 INNER = ("optimizer", "optim", "_optimizer")  # attributes of accelerate's wrapper, and of torch's own wrappers
 
@@ -26,20 +26,20 @@ def check_model(model: object) -> None:
 
 
 def check_options(
-    every: object, start: object, keep: object, passes: object, examiners: object, **flags: object
+    every: object, start: object, keep_steps: object, passes: object, examiners: object, **flags: object
 ) -> None:
     if not _is_whole(every, 1):
         raise InputError(f"watch(): `every` must be a whole number of steps, at least 1; got {every!r}. Use 1 for all.")
-    if keep is not None and not _is_whole(keep, 1):
+    if keep_steps is not None and not _is_whole(keep_steps, 1):
         raise InputError(
-            f"watch(): `keep` must be a whole number of steps, at least 1; got {keep!r}. Leave it out for all."
+            f"watch(): `keep_steps` must be a whole number of steps, at least 1; got {keep_steps!r}. Leave it out for all."
         )
     if passes not in COUNTED:
         raise InputError(
             f"watch(): `passes` must be 'training' or 'all'; got {passes!r}. Leave it out to count what trains."
         )
     if not isinstance(examiners, Sequence) or not all(
-        hasattr(one, "look") and hasattr(one, "keep") for one in examiners
+        hasattr(examiner, "look") and hasattr(examiner, "keep") for examiner in examiners
     ):
         raise InputError(
             f"watch(): `examiners` must be objects with look() and keep(); got {examiners!r}. Leave it out."
@@ -54,11 +54,6 @@ def check_options(
         )
 
 
-def check_open(is_open: bool) -> None:
-    if not is_open:
-        raise InputError("watch.step(): the watch is not open. Call it inside `with attemper.watch(model) as watch:`.")
-
-
 def check_step(number: object, where: str = "watch.step") -> None:
     if not _is_whole(number, 0):
         raise InputError(
@@ -66,12 +61,18 @@ def check_step(number: object, where: str = "watch.step") -> None:
         )
 
 
-def check_rows(keep: object) -> None:
-    if keep is None or (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.dim() == 2):
+def check_rows(valid_tokens: object) -> None:
+    if valid_tokens is None or (
+        isinstance(valid_tokens, Tensor) and valid_tokens.dtype == torch.bool and valid_tokens.dim() == 2
+    ):
         return
-    got = f"{keep.dtype} of shape {tuple(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+    got = (
+        f"{valid_tokens.dtype} of shape {tuple(valid_tokens.shape)}"
+        if isinstance(valid_tokens, Tensor)
+        else type(valid_tokens).__name__
+    )
     raise InputError(
-        f"watch.rows(): `keep` must be a boolean tensor (B, L), True for a real token; got {got}. "
+        f"watch.rows(): `valid_tokens` must be a boolean tensor (B, L), True for a real token; got {got}. "
         "Use attention_mask.bool()."
     )
 
@@ -83,15 +84,15 @@ def check_numbers(numbers: object) -> dict[str, float]:
             f"watch.log(): `numbers` must be a dict of names and numbers; got {type(numbers).__name__}. "
             "Use watch.log({'loss': loss})."
         )
-    found = {}
+    checked = {}
     for name, number in numbers.items():
         try:
-            found[str(name)] = float(number.detach() if isinstance(number, Tensor) else number)
+            checked[str(name)] = float(number.detach() if isinstance(number, Tensor) else number)
         except (TypeError, ValueError, RuntimeError):
             raise InputError(
                 f"watch.log(): {str(name)!r} must be one number; got {type(number).__name__}. Leave it out, or take its mean."
             ) from None
-    return found
+    return checked
 
 
 def _is_whole(value: object, least: int) -> bool:
@@ -108,14 +109,14 @@ def with_hooks(optimizer: object) -> Optimizer:
             f"watch(): `optimizer` must be a torch.optim.Optimizer; got {type(optimizer).__name__}. "
             "Leave it out and call watch.step() after each step."
         )
-    found: Optimizer | None = optimizer
-    while found is not None:
+    inner: Optimizer | None = optimizer
+    while inner is not None:
         try:
-            found.register_step_post_hook(lambda *_: None).remove()
-            return found
+            inner.register_step_post_hook(lambda *_: None).remove()
+            return inner
         except AttributeError:
-            parts = [getattr(found, name, None) for name in INNER]
-            found = next((part for part in parts if isinstance(part, Optimizer) and part is not found), None)
+            parts = [getattr(inner, name, None) for name in INNER]
+            inner = next((part for part in parts if isinstance(part, Optimizer) and part is not inner), None)
     raise InputError(
         f"watch(): `optimizer` is a {type(optimizer).__name__} that is not, and does not wrap, a "
         "torch.optim.Optimizer with step hooks. Leave it out and call watch.step() after each step."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..kernels.contract import Problem, measuring_dtype
 from ..kernels.reference import logits as scores_of
-from ..operation.checks import prepare
+from ..operation.call import prepare
 from ..vitals import NEG_INF, Vitals
 from .call import AttentionCall
 
@@ -31,7 +32,7 @@ def weights_of_rows(call: AttentionCall, vitals: Vitals, rows: Tensor, place: in
 
 def chunks(call: AttentionCall, rows: Tensor) -> Iterator[Tensor]:
     """The rows in parts whose weights, for one item of the batch, fit the budget: n × n is never in memory."""
-    yield from rows.split(max(1, BUDGET // max(1, call.facts.heads * call.facts.keys)))
+    yield from rows.split(max(1, BUDGET // max(1, call.info.heads * call.info.keys)))
 
 
 def logits_of_rows(call: AttentionCall, rows: Tensor, place: int | None = None) -> Tensor:
@@ -44,7 +45,8 @@ def logits_of_rows(call: AttentionCall, rows: Tensor, place: int | None = None) 
         mask = mask[:, :, rows]
     gain = None if problem.gain is None else problem.gain[:, :, rows]
     keys = torch.arange(problem.key.shape[2], device=rows.device)
-    return _banded(problem._replace(query=problem.query[:, :, rows], mask=mask, gain=gain), rows, keys)
+    logits = _banded(problem._replace(query=problem.query[:, :, rows], mask=mask, gain=gain), rows, keys)
+    return logits if problem.sink is None else torch.cat((logits, problem.sink[:, :, rows].unsqueeze(-1)), -1)
 
 
 def logits_of_keys(call: AttentionCall, place: int, keys: Tensor) -> Tensor:
@@ -53,6 +55,12 @@ def logits_of_keys(call: AttentionCall, place: int, keys: Tensor) -> Tensor:
         return call.logits[place][..., keys].to(measuring_dtype(call.logits.dtype))
     problem = _problem(call, place)
     mask = problem.mask
+    if problem.sink is not None and (keys == call.info.keys - 1).any():  # the last column is the sink
+        ours = keys[keys < call.info.keys - 1]
+        logits = logits_of_keys(replace(call, sink=None, info=replace(call.info, keys=call.info.keys - 1)), place, ours)
+        whole = problem.sink[0].unsqueeze(-1).expand(*logits.shape[:-1], len(keys)).clone()
+        whole[..., keys < call.info.keys - 1] = logits
+        return whole
     if mask is not None and mask.shape[-1] > 1:
         mask = mask[..., keys]
     chosen = problem._replace(key=problem.key[:, :, keys], mask=mask)
@@ -66,7 +74,7 @@ def logits_of_offset(call: AttentionCall, offset: int) -> Tensor:
     """
     before, after = call.sink_columns
     if call.logits is not None:
-        square = call.logits[..., before : call.facts.keys - after]
+        square = call.logits[..., before : call.info.keys - after]
         z = square.diagonal(offset, -2, -1).to(measuring_dtype(call.logits.dtype))
     else:
         problem = _problem(call)
@@ -92,11 +100,12 @@ def logits_of_offset(call: AttentionCall, offset: int) -> Tensor:
 def _problem(call: AttentionCall, place: int | None = None) -> Problem:
     """The call, or one item of it, as kernels are given it, in the dtype of vitals."""
     problem = prepare("weights", call.query, call.key, None, signs=(), **call.options()).problem
-    wide, one, mask = measuring_dtype(problem.query.dtype), _one(place), problem.mask
+    wide, row, mask = measuring_dtype(problem.query.dtype), _one(place), problem.mask
     if mask is not None and mask.shape[0] > 1:
-        mask = mask[one]
-    gain = None if problem.gain is None else problem.gain[one]
-    return problem._replace(query=problem.query[one].to(wide), key=problem.key[one].to(wide), mask=mask, gain=gain)
+        mask = mask[row]
+    gain, sink = (None if each is None else each[row] for each in (problem.gain, problem.sink))
+    query, key = problem.query[row].to(wide), problem.key[row].to(wide)
+    return problem._replace(query=query, key=key, mask=mask, gain=gain, sink=sink)
 
 
 def _one(place: int | None) -> slice:

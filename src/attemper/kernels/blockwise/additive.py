@@ -92,7 +92,7 @@ class AdditiveBlock(HeadBlock):
 
 
 class AdditiveGradients:
-    """Of additive scores: the gradients of query [Z, E, M], before its factor w, key [C, E, Lk] and weight [Z, E, 1]."""
+    """The gradients of additive scores: query [Z, E, M], before its factor w, key [C, E, Lk] and weight [Z, E, 1]."""
 
     def __init__(self, block: AdditiveBlock, needs_grad: NeedsGrad) -> None:
         self.block, self.needed = block, needs_grad.query or needs_grad.key or needs_grad.weight

@@ -3,7 +3,7 @@
 With p = exp(z - lse) and the arriving gradients g of output and signs, δ = g_out · out (far from zero lse alone would leave
 p unnormalised, so every row's coefficients carry the factor exp(-lse_low)):
 
-    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)]
+    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_sum_p2 (p - sum_p2)]
          + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
 
 then the softcap's own slope; dq, dk, d(gain) and d(mask) follow from dz.
@@ -15,13 +15,20 @@ import torch
 from torch import Tensor
 
 from ...vitals import unrounded
-from ..contract import Gradients, NeedsGrad, Problem, Results, Upstream, measuring_dtype
+from ..contract import Gradients, NeedsGrad, Problem, Results, Upstream, measuring_dtype, without_autocast
 from .additive import block_of
 from .block import HeadBlock, dropout_tile
 from .plan import LOWEST, Plan, Tile, narrow, split_heads
 
 
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
+    saved = Results(*[problem.query.new_empty(0) if tensor is None else tensor for tensor in saved])
+    with without_autocast(problem.query):
+        gradients = _backward(problem, saved, upstream, needs_grad)
+    return Gradients(*[gradient if gradient.dim() > 1 else None for gradient in gradients])  # type: ignore[arg-type]
+
+
+def _backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
     plan, mask = Plan(problem), problem.mask
 
     def start(name: str) -> Tensor:
@@ -89,10 +96,10 @@ class RowTile:
         if self.g_entropy is not None:
             self.constant -= self.g_entropy * (row(saved.entropy) - low)
             self.g_entropy = self.g_entropy * rest
-        self.g_p2 = some(upstream.p2)
-        if self.g_p2 is not None:
-            self.constant -= 2 * self.g_p2 * row(saved.p2)
-            self.g_p2 = self.g_p2 * rest.square()
+        self.g_sum_p2 = some(upstream.sum_p2)
+        if self.g_sum_p2 is not None:
+            self.constant -= 2 * self.g_sum_p2 * row(saved.sum_p2)
+            self.g_sum_p2 = self.g_sum_p2 * rest.square()
         if self.g_output is not None:
             self.g_output = self.g_output * rest
         self.constant *= rest
@@ -133,8 +140,8 @@ class RowTile:
             dz.add_(self.constant)
         if self.g_entropy is not None:
             dz.addcmul_(t, self.g_entropy, value=-1)
-        if self.g_p2 is not None:
-            dz.addcmul_(p, self.g_p2, value=2)
+        if self.g_sum_p2 is not None:
+            dz.addcmul_(p, self.g_sum_p2, value=2)
         dz.mul_(p)
         if moments is not None:
             dz.add_(moments)

@@ -35,10 +35,10 @@ class HeadBlock:
         """Where the gradients of this block's scores are summed."""
         return DotGradients(self, needs_grad)
 
-    def write_group(self, into: Tensor, found: Tensor) -> None:
+    def write_group(self, into: Tensor, values: Tensor) -> None:
         """Store what was found for this block's key/value heads, [C, Lk, ...], in a (B, G, Lk, ...) tensor."""
         part = into[self.heads.batch, self.heads.group]
-        part.copy_(found.reshape(part.shape))
+        part.copy_(values.reshape(part.shape))
 
     def _groups(self, tensor: Tensor) -> Tensor:
         return tensor[self.heads.batch, self.heads.group].to(self.dtype).contiguous().flatten(0, 1)
@@ -84,14 +84,14 @@ class HeadBlock:
 
     def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
         """Scratch memory for a tile, [C, M, N] or smaller, reused from tile to tile."""
-        found = self._buffers.get((name, *shape))
-        if found is None:
+        tensor = self._buffers.get((name, *shape))
+        if tensor is None:
             if (name,) not in self._buffers:
                 plan = self.plan
                 largest = self.key.shape[0] * plan.repeat * plan.row_step * plan.key_step
                 self._buffers[(name,)] = self.key.new_empty(largest)
-            found = self._buffers[(name, *shape)] = self._buffers[(name,)][: math.prod(shape)].view(*shape)
-        return found
+            tensor = self._buffers[(name, *shape)] = self._buffers[(name,)][: math.prod(shape)].view(*shape)
+        return tensor
 
     def keys_across(self, keys: slice) -> Tensor:
         """The keys of a tile, transposed, [C, E, N]; packed once where tiles line up, which makes the product faster."""
@@ -186,7 +186,7 @@ class ScoreGradients(Protocol):
 
 
 class DotGradients:
-    """Of a dot product: dq = scale · gain · dz K, dk = scale · dzᵀ (gain · q), d(gain) = scale · q · (dz K)."""
+    """The gradients of a dot product: dq = scale · gain · dz K, dk = scale · dzᵀ (gain · q), d(gain) = scale · q · (dz K)."""
 
     def __init__(self, block: HeadBlock, needs_grad: NeedsGrad) -> None:
         self.block, self.rows = block, needs_grad.query or needs_grad.gain

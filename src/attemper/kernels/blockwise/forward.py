@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...vitals import rounded_off, rounding_of_sum
-from ..contract import ARGMAX_BIT, BIT, Problem, Results, empty_results
+from ..contract import ARGMAX_BIT, BIT, Problem, Results, empty_results, without_autocast
 from .additive import block_of
 from .block import HeadBlock, dropout_tile
 from .plan import Plan, Tile
@@ -23,7 +23,13 @@ from .plan import Plan, Tile
 SLACK = 20.0
 
 
-def forward(problem: Problem, sign_bits: int) -> Results:
+def forward(problem: Problem, sign_bits: int, saved: bool = False) -> tuple[Tensor | None, Results]:
+    with without_autocast(problem.query):
+        output, *signs = [tensor if tensor.dim() > 1 else None for tensor in _forward(problem, sign_bits)]
+    return output, Results(None, *signs)  # type: ignore[arg-type]
+
+
+def _forward(problem: Problem, sign_bits: int) -> Results:
     plan = Plan(problem)
     results = empty_results(problem, sign_bits)
     if problem.mask is None and sign_bits & BIT["visible"]:
@@ -48,7 +54,7 @@ class RowSums:
     def __init__(self, block: HeadBlock, rows: slice, sign_bits: int) -> None:
         self.block, self.rows = block, rows
         self.moments = bool(sign_bits & (BIT["mean"] | BIT["variance"]))
-        self.entropy, self.p2 = bool(sign_bits & BIT["entropy"]), bool(sign_bits & BIT["p2"])
+        self.entropy, self.sum_p2 = bool(sign_bits & BIT["entropy"]), bool(sign_bits & BIT["sum_p2"])
         self.query, self.gain = block.rows(rows)  # [C, M, E]
         self.tiles = list(block.plan.key_tiles(rows))
         shape = self.query.shape[:2]
@@ -91,7 +97,7 @@ class RowSums:
         shifted = z.sub_(self.finite_reference)
         e = block.weights(shifted, tile)
         torch.sum(e, -1, out=self.l[t])
-        if self.p2:
+        if self.sum_p2:
             torch.linalg.vector_norm(e, dim=-1, out=self.norm[t])
         if self.entropy:
             torch.sum(shifted.mul_(e), -1, out=self.a[t])
@@ -170,8 +176,8 @@ class RowSums:
         self._store(results.peak, peak)
         if self.entropy:
             self._store(results.entropy, log_l - a / l)
-        if self.p2:
-            self._store(results.p2, (norm / l).square_())
+        if self.sum_p2:
+            self._store(results.sum_p2, (norm / l).square_())
         if self.argmax is not None:
             self._store(results.argmax, self.argmax)
         if self.moments:

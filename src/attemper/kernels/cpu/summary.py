@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ...vitals import SIGNS, Vitals
-from ..contract import are_as_written
+from ...heads import ALL_COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT
+from ...vitals import SIGNS, Vitals, as_returned
+from ..contract import ALL_SIGNS, are_as_written
 from . import native
+from .native import readable
+
+Room = Callable[[int], tuple[Tensor, int]]
+"""Allocates rows for the sums of so many heads: a buffer with the columns ``heads.ALL_COLUMNS``, and the first free row."""
 
 
 def serves(vitals: Vitals) -> bool:
     """Whether these are all signs of a call in float32, as this kernel writes them."""
-    return are_as_written(vitals, "cpu")
+    signs = as_returned(vitals)
+    return (vitals.measured == SIGNS and foldable(signs) is not None) or are_as_written(vitals, "cpu")
 
 
-def by_head(vitals: Vitals, keep: Tensor | None, saturable_keys: int, saturated_weight: float) -> tuple[Tensor, Tensor]:
-    """The sums of each head, (H, columns) as in ``heads.COLUMNS``, and its peak, (H,), of vitals that this serves.
+def foldable(signs: Any) -> tuple[int, int, int] | None:
+    """(B, H, Lq) of what a forward returned, if it is a block of all signs in float32; None for anything else."""
+    return getattr(signs, "foldable", None)
 
-    ``keep`` is broadcastable to ``(B, H, Lq)``, and False leaves a row out. A row that sees ``saturable_keys`` or more is
-    saturated if its top weight is above ``saturated_weight``.
+
+def own_room(heads: int) -> tuple[Tensor, int]:
+    """A block for one call alone."""
+    return torch.empty(heads, len(ALL_COLUMNS), dtype=torch.float64, device="cpu"), 0
+
+
+def by_head(vitals: Vitals, keep: Tensor | None, room: Room = own_room) -> tuple[Tensor, int, int]:
+    """Sum vitals by head: returns the buffer, the first row that was written, and the number of heads.
+
+    ``keep`` is broadcastable to ``(B, H, Lq)``, and False leaves a row out. No tensors are made of signs that nobody has read.
     """
-    batch, heads, rows = vitals.lse.shape
-    # sums and peaks in one block of memory: one small allocation fewer among the activations of a pass
-    found = torch.empty(heads * (native.FOLD_COLUMNS + 1), dtype=torch.float64, device="cpu")
-    sums, peaks = found[heads:].view(heads, -1), found[:heads]
-    kept: tuple[int, ...] = (0, 0, 0, 0)
-    if keep is not None:
-        keep = keep.expand(batch, heads, rows)
-        kept = (keep.data_ptr(), *keep.stride())
-    addresses = [getattr(vitals, name).data_ptr() for name in SIGNS]
-    addresses.append(0 if vitals._lse_low is None else vitals._lse_low.data_ptr())
-    native.fold(
-        *addresses, *kept, batch, heads, rows, sums.data_ptr(), peaks.data_ptr(), saturable_keys, saturated_weight
-    )
-    return sums, peaks
+    signs: Any = as_returned(vitals)
+    shape = foldable(signs)
+    if shape is not None:
+        return fold(signs, shape, keep, room)
+    signs = readable((*[getattr(vitals, name) for name in SIGNS], vitals._lse_low))
+    return fold(signs, vitals.lse.shape, keep, room)
+
+
+def fold(signs: Any, shape: Sequence[int], keep: Tensor | None, room: Room) -> tuple[Tensor, int, int]:
+    """Sum a block of signs by head, or signs that are tensors already. Arguments and result as in `by_head`."""
+    block, first = room(shape[1])
+    keep = None if keep is None else keep.expand(shape)
+    keep, found = (keep, block) if native.bound else readable((keep, block))
+    native.library.fold(signs, keep, found, first, SATURABLE_KEYS, SATURATED_WEIGHT)
+    return block, first, shape[1]
+
+
+def measure_by_head(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool | str,
+    scale: float | None,
+    rows: Tensor | None,
+    room: Room,
+) -> tuple[Tensor, int, int] | None:
+    """Measure a plain call and sum its signs by head; ``rows`` is (B or 1, Lq). None if it is not plain or is in float64."""
+    if query.dtype is torch.float64 or not (native.bound and native.library.guard(query, key, None, mask, None)):
+        return None
+    run = native.library.forward(query, key, None, mask, None, causal, None, scale, None, ALL_SIGNS, True, False)
+    if run is None:
+        return None
+    return fold(run[1], query.shape[:3], None if rows is None else rows[:, None, :], room)

@@ -10,14 +10,16 @@ store.py         signs and output of a row, written
 row_terms.py     what the gradient needs of each row
 backward.py      two kernels: over keys (dq, d(gain), d(mask)) and over rows (dk, dv)
 launch.py        a launch by what was compiled for an equal one before
-again.py         a call like an earlier one, by its launch
+replay.py        a forward like an earlier one, by its launch; its signs in one tensor
 tune.py          tiles that are chosen by time
 summary.py       rows to heads, for all calls of a step in one launch
-__init__.py      forward() and backward(): the launches in order; bare_forward() and bare_backward() without an op around them
+__init__.py      forward() and backward(): the launches in order
 """
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -44,11 +46,6 @@ from . import forward as _forward
 from . import launch as _launch
 from . import row_terms as _rows
 from . import summary as summary  # the watch folds rows by it
-from .again import SignRows as SignRows  # of calls like earlier ones, for a watch
-from .again import forward_again as forward_again
-from .again import forward_plan, plan_key, sign_tensors
-from .again import packed_rows as packed_rows  # for a tally
-from .again import rows_again as rows_again
 from .arguments import (
     as_written,
     cdiv,
@@ -57,7 +54,6 @@ from .arguments import (
     computes_ahead,
     copies,
     descriptors,
-    facts,
     forward_block,
     forward_constants,
     inputs,
@@ -75,6 +71,7 @@ from .arguments import (
     rows_block,
     splits_of,
     steps,
+    tensor_key,
     tile_of,
     widest,
     with_unit_stride,
@@ -82,67 +79,64 @@ from .arguments import (
 )
 from .launch import Block, Launch, LaunchPlan, Plans, all_aligned, is_hopper, on_its_device, plans_of, room
 from .launch import current_stream as current_stream  # for a watch
-from .tune import tuned
+from .replay import Replay, Signs, plan_key, replayed, sign_tensors
+from .replay import SignRows as SignRows  # of a call, for a tally
+from .replay import packed_rows as packed_rows  # for a tally
+from .replay import replay_signs as replay_signs  # for a watch
+from .tune import is_choosing, tuned
 
 
-def forward(problem: Problem, sign_bits: int) -> Results:
-    problem = readable(problem)
-    results = empty_results(problem, sign_bits, as_query=True)
-    if results.lse.numel():
-        on_its_device(problem.query, _launch_forward, problem, results, sign_bits)
-    if sign_bits & ARGMAX_BIT and splits_of(problem) == 1 and _takes_fast_pass(problem, written(sign_bits, results)):
-        results.argmax.fill_(-1)  # an op returns nothing that was not written
-    return results
-
-
-def bare_forward(problem: Problem, sign_bits: int, saved: bool = False) -> Results:
-    """`forward` for a caller that is no op: None for what was not asked for."""
-    plan = forward_plan(problem, sign_bits)
-    if plan is None:
-        problem = readable(problem)  # what has a plan is
+def forward(problem: Problem, sign_bits: int, saved: bool = False) -> tuple[Tensor | None, Results | Signs]:
+    previous = replayed(problem, sign_bits)
+    if previous is not None:
+        output, low, memory, layout = previous
+        return output, Signs(memory, layout, low, saved)
+    given, problem = problem, readable(problem)
     query, value = problem.query, problem.value
     results = bare_results(query, None if value is None else value.shape[3], sign_bits, saved=True, as_query=True)
-    if plan is not None:
-        on_its_device(query, _run_forward, plan, problem, results)
-    elif results.lse.numel():
-        on_its_device(query, _launch_forward, problem, results, sign_bits)
-    return results
+    if sign_bits & ARGMAX_BIT and splits_of(problem) == 1 and _takes_fast_pass(problem, written(sign_bits, results)):
+        results = results._replace(argmax=None)  # type: ignore[arg-type] # see _argmax
+    if results.lse.numel():
+        plan = on_its_device(query, _launch_forward, problem, results, sign_bits)
+        if plan is not None and all(map(operator.is_, problem[:3], given[:3])):
+            bits = sign_bits if results.argmax is not None else sign_bits & ~ARGMAX_BIT
+            Replay.of(plan, given, bits, results.output_low is not None).keep(given, sign_bits)
+    return results.output, results._replace(output=None)  # type: ignore[arg-type]
 
 
 def forward_packed(problem: Problem, sign_bits: int) -> tuple[Results, Tensor]:
-    """`bare_forward` with values and all signs; of these, all but `lse` are in the tensor, as `packed_rows` reads it."""
-    plan = forward_plan(problem, sign_bits)
-    if plan is not None:
-        results, rows = forward_again(plan, problem, sign_bits)
-        return results, rows.memory[0]
+    """`forward` with values and all signs; of these, all but `lse` are in the tensor, as `packed_rows` reads it."""
     problem = readable(problem)
     results = empty_results(problem, sign_bits & OUTPUT_LOW_BIT, as_query=True)
     packed = results.lse.new_empty(len(PACKED) * packed_size(results.lse.numel()))
     if results.lse.numel():
-        *signs, _ = sign_tensors(packed_rows(results.lse, results.lse_low, packed))
+        rows = packed_rows(results.lse, results.lse_low, packed)
+        *signs, _ = rows.addresses if _forward_plan(problem, sign_bits) is not None else sign_tensors(rows)
         whole = Results(*results[: len(Results._fields) - len(signs)], *signs)
         on_its_device(problem.query, _launch_forward, problem, whole, sign_bits)
     return results, packed
 
 
-def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> None:
-    """Of a problem that is readable; fields of `results` may be None."""
+def _forward_plan(problem: Problem, sign_bits: int) -> LaunchPlan | None:
+    """The launch plan of an earlier problem that equals this readable one, if any; it takes addresses in place of tensors."""
+    return None if splits_of(problem) > 1 else (plans_of(plan_key(problem, sign_bits)) or {}).get("forward")
+
+
+def _launch_forward(problem: Problem, results: Results, sign_bits: int) -> LaunchPlan | None:
+    """Launch the forward of a readable problem; fields of `results` may be None. Returns the launch's plan, if it is fixed."""
     splits = splits_of(problem)
     if splits > 1:
         _decode.launch_decode(problem, results, sign_bits, splits)
-        return
-    plans = plans_of(plan_key(problem, sign_bits))
-    plan = None if plans is None else plans.get("forward")
+        return None
+    plan, key, value = _forward_plan(problem, sign_bits), problem.key, problem.value
     if plan is not None:
-        _run_forward(plan, problem, results)
-        return
+        plan.run((*inputs(problem), key, key if value is None else value, *results))
+        return plan
     launch = forward_launch(problem, complete(results, problem.query), sign_bits)
-    _launch.run_and_plan(plans, "forward", N_FORWARD, launch)
-
-
-def _run_forward(plan: LaunchPlan, problem: Problem, results: Results) -> None:
-    key, value = problem.key, problem.value
-    plan.run((*inputs(problem), key, key if value is None else value, *results))
+    if sign_bits & OUTPUT_LOW_BIT and results.output is not None and not launch.is_compiled():
+        with suppress(Exception):  # it only saves time: what is wrong is raised where the backward itself needs it
+            _compile_backward(problem, results.output)
+    return _launch.run_and_plan(plans_of(plan_key(problem, sign_bits)), "forward", N_FORWARD, launch)
 
 
 N_FORWARD = 5 + 2 + len(Results._fields)
@@ -174,13 +168,7 @@ def forward_launch(problem: Problem, results: Results, sign_bits: int, hopper: b
 
 
 def backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
-    nothing = problem.query.new_empty(0)
-    found = on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
-    return Gradients(*[nothing if grad is None else grad for grad in found])
-
-
-def bare_backward(problem: Problem, saved: Results, upstream: Upstream, needs_grad: NeedsGrad) -> Gradients:
-    """`backward` for a caller that is no op, of what `bare_forward` saved: None for what is not needed."""
+    """The gradients that are needed, of what `forward` saved; None for the others."""
     return on_its_device(problem.query, _launch_backward, problem, saved, upstream, needs_grad)
 
 
@@ -188,12 +176,12 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     """Fields of `saved` may be None."""
     asked, problem, saved = problem.mask, readable(problem), as_written(saved)
     query, key, value, mask = problem[:4]
-    found: Any = _gradient_memory(problem, needs_grad)
+    gradients: Any = _gradient_memory(problem, needs_grad)
     if not query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]:
-        return Gradients(*[grad if grad is None else grad.zero_() for grad in found])  # type: ignore[arg-type]
+        return Gradients(*[grad if grad is None else grad.zero_() for grad in gradients])  # type: ignore[arg-type]
     g_output = None if value is None or upstream.output is None else with_unit_stride(upstream.output)
-    if g_output is None and found.value is not None:
-        found.value.zero_()
+    if g_output is None and gradients.value is not None:
+        gradients.value.zero_()
     if g_output is not upstream.output:
         upstream = upstream._replace(output=g_output)
     arrived = sum([bit for bit, grad in zip(_ARRIVED, upstream, strict=True) if grad is not None])
@@ -209,24 +197,35 @@ def _launch_backward(problem: Problem, saved: Results, upstream: Upstream, needs
     def launches() -> _BackwardLaunches:
         return _BackwardLaunches(problem, g_output, arrived, lift is not None, usual, appends)
 
+    both = gradients.key, gradients.value if g_output is not None else None
+    rows_vectors = query, query if g_output is None else g_output
+    asks_both = any(grad is not None for grad in both)
+
+    def over_rows() -> Launch:
+        return launches().over_rows((*common, columns), rows_vectors, both)
+
     if needs_grad.query or needs_grad.gain or needs_grad.mask:
         dmask = None if mask is None or not needs_grad.mask else torch.zeros_like(mask, dtype=_sum_dtype(problem))
-        grads = (found.query, found.gain, dmask)
+        grads = (gradients.query, gradients.gain, dmask)
         vectors = (key, key if value is None else value)
         tensors = (*common, *vectors, *_or_else(query, grads))
-        _launch.run(plans, "rows", tensors, lambda: launches().over_keys(common, vectors, grads))
+
+        def over_keys() -> Launch:
+            if asks_both and not is_choosing():
+                over_rows().compile_ahead()
+            return launches().over_keys(common, vectors, grads)
+
+        _launch.run(plans, "rows", tensors, over_keys)
         if dmask is not None and asked is not None:
-            found = found._replace(mask=dmask.to(asked.dtype))
-    dvalue = found.value if g_output is not None else None
-    if found.key is not None or dvalue is not None:
-        both, vectors = (found.key, dvalue), (query, query if g_output is None else g_output)
-        tensors = (*common, columns, *vectors, *_or_else(query, both))
-        _launch.run(plans, "keys", tensors, lambda: launches().over_rows((*common, columns), vectors, both))
-    return found
+            gradients = gradients._replace(mask=dmask.to(asked.dtype))
+    if asks_both:
+        tensors = (*common, columns, *rows_vectors, *_or_else(query, both))
+        _launch.run(plans, "keys", tensors, over_rows)
+    return gradients
 
 
 def _sum_dtype(problem: Problem) -> torch.dtype:
-    """Of the gradient of a mask while it is summed: many rows, keys or heads may add to one entry, in any order."""
+    """The dtype in which a mask's gradient is summed: many rows, keys or heads may add to one entry, in any order."""
     mask = problem.mask
     assert mask is not None
     return torch.float64 if _is_shared(mask, problem) and mask.numel() <= MOST_WIDE else torch.float32
@@ -241,7 +240,7 @@ MOST_WIDE = 1 << 23
 """Entries of a shared mask (64 MiB) up to which its gradient is summed in float64. In float32 the mean's gradient at a scalar
 mask erred too much in 3 % of 9,000 random orders; a larger mask has fewer summands for each entry."""
 APPENDED_DTYPE = torch.bfloat16
-"""Of columns that are appended: three of float16 would not have all digits of a small number."""
+"""The dtype of appended columns. Three columns of float16 would not hold all digits of a small number."""
 
 
 def _or_else(other: Tensor, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
@@ -251,7 +250,7 @@ def _or_else(other: Tensor, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor,
 def _gradient_memory(problem: Problem, needs_grad: NeedsGrad) -> Gradients:
     """Uninitialised memory for the gradients that are needed, of vectors as these lie; None for the others."""
     query, key, value, mask, gain = problem[:5]
-    found: Any = (
+    tensors: Any = (
         empty_vectors(query) if needs_grad.query else None,
         empty_vectors(key) if needs_grad.key else None,
         empty_vectors(value) if needs_grad.value and value is not None else None,
@@ -259,7 +258,7 @@ def _gradient_memory(problem: Problem, needs_grad: NeedsGrad) -> Gradients:
         gain.new_empty(gain.shape) if needs_grad.gain and gain is not None else None,
         None,
     )
-    return Gradients(*found)
+    return Gradients(*tensors)
 
 
 def _backward_plans(
@@ -268,8 +267,31 @@ def _backward_plans(
     """The plans of a backward; None where it can have none."""
     key = plan_key(problem, -1)
     if not key or not all_aligned(*saved, *upstream[1:]):
-        return None  # of these the key says nothing: they are new memory, unless a hook or a view gave another
-    return plans_of((*key, facts(upstream.output), arrived, is_there(saved.output_low), needs_grad))
+        return None  # the key says nothing of these: they are new memory, unless a hook or a view replaced them
+    return plans_of(
+        (*key, tensor_key(upstream.output), arrived, is_there(saved.output_low), problem.sink is None, needs_grad)
+    )
+
+
+def _compile_backward(problem: Problem, output: Tensor) -> None:
+    """Begin to compile what a gradient of the output alone needs: it comes next, and the forward is compiled meanwhile."""
+    query, key, value, _mask, gain = problem[:5]
+    needs = NeedsGrad(*[tensor is not None and tensor.requires_grad for tensor in problem[:5]])
+    if needs.mask or is_choosing():
+        return
+    usual, nothing = is_usual(problem) and is_hopper(query.device), nothing_like(query)
+    appends = usual and query.dtype == APPENDED_DTYPE and abs(problem.scale) > 1e-6
+    launches = _BackwardLaunches(problem, output, _ARRIVED[0], query.dtype == torch.float16, usual, appends)
+    # only the dtypes of these matter
+    common = (*inputs(problem), output, nothing.lse, nothing.argmax, nothing.lse if launches.lifts else query)
+    vectors = (key, key if value is None else value)
+    if needs.key or needs.value:
+        columns = nothing.output if appends else nothing.lse
+        both = (key if needs.key else None, value if needs.value else None)
+        launches.over_rows((*common, columns), (query, output), both).compile_ahead()
+    if needs.query or needs.gain:
+        grads = (query if needs.query else None, gain if needs.gain else None, None)
+        launches.over_keys(common, vectors, grads).compile_ahead()
 
 
 class _BackwardLaunches(NamedTuple):
@@ -291,7 +313,9 @@ class _BackwardLaunches(NamedTuple):
         asks = {"DQ": dq is not None, "DGAIN": dgain is not None, "DMASK": dmask is not None}
         asks["SHARED"] = dmask is not None and _is_shared(dmask, problem)
         asks["BY_TOKEN"] = is_by_token(query)
-        asks["EVEN"] = problem.softcap is None and (query.dtype != torch.float32 or dgain is not None)
+        # with a sink, the gradients of a row's logits do not add up to what arrives at its signs
+        adds_up = problem.softcap is None and problem.sink is None
+        asks["EVEN"] = adds_up and (query.dtype != torch.float32 or dgain is not None)
         asks["TMA"] = self.usual and copies(*vectors)
         # the mean's gradient is the same for all keys of a row, so that what rounding takes from it adds up
         asks["SPLIT"] = is_small(problem) or bool(self.arrived & _rows.G_MEAN.value)
@@ -353,9 +377,9 @@ def _argmax(problem: Problem, saved: Results) -> Tensor:
     if splits_of(problem) > 1 or not is_fast(problem, OUTPUT_LOW_BIT if is_there(saved.output_low) else 0):
         return saved.argmax
     alone = problem._replace(value=None)
-    found = empty_results(alone, ARGMAX_BIT)
-    forward_launch(alone, found, ARGMAX_BIT).run()
-    return found.argmax
+    results = empty_results(alone, ARGMAX_BIT)
+    forward_launch(alone, results, ARGMAX_BIT).run()
+    return results.argmax
 
 
 def _takes_fast_pass(problem: Problem, sign_bits: int) -> bool:

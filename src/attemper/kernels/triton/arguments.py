@@ -79,7 +79,7 @@ def _nothing(device: torch.device, dtype: torch.dtype) -> Results:
     return empty_results(problem, 0)
 
 
-def facts(tensor: Tensor | None) -> Any:
+def tensor_key(tensor: Tensor | None) -> Any:
     """All of a tensor that a launch depends on."""
     if tensor is None:
         return None
@@ -283,7 +283,7 @@ def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:
     keys, stages = (64, 1) if dtype == torch.float32 else (64 if dim > 128 else 128, 3)
 
     def bytes_of(keys: int, stages: int) -> int:
-        """Of keys and values while others are loaded, of queries, and of weights with what rounding took from them."""
+        """Shared memory: keys and values while others are loaded, queries, and weights with what rounding took from them."""
         return (2 * max(1, stages - 1) * keys * dim + rows * (dim + 2 * keys)) * size + 1024
 
     while bytes_of(keys, stages) > room and keys > 16:
@@ -292,7 +292,7 @@ def decode_block(dim: int, dtype: torch.dtype, shared: int, room: int) -> Block:
 
 
 def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bool) -> Block:
-    """Of the backward over keys, for dq. `copied`: the hardware copies tiles, which leaves more registers."""
+    """The tile of the backward over keys, for dq. `copied`: the hardware copies tiles, which leaves more registers."""
     if dtype == torch.float32:
         return _block(16, _square(dim, dtype, room)["BN"], 4, 1, 255)  # as in the forward
     if dim > 128:
@@ -305,7 +305,7 @@ def rows_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, copied: bo
 
 
 def keys_block(dim: int, dtype: torch.dtype, hopper: bool, room: int, lean: bool, of_signs: bool, rows: int) -> Block:
-    """Of the backward over rows, for dk and dv.
+    """The tile of the backward over rows, for dk and dv.
 
     `lean`: the hardware copies tiles, and a row's numbers are appended to them. `of_signs`: gradients of signs arrive, for which
     a row has more numbers than registers hold in a large tile.

@@ -3,7 +3,8 @@
 One kernel goes over the keys of a tile of rows (dq, d(gain), d(mask)), one over the rows of a tile of keys (dk, dv). With
 p = exp(z - lse) and what arrives at output and signs,
 
-    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible  +  g_peak at the arg-max
+    dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_sum_p2 (p - sum_p2)] + [g_mean + 2 g_var (z - mean)] / visible
+         + g_peak at the arg-max
 
 The terms that a row shares are summed up before, as `constant`; see row_terms.py.
 """

@@ -174,7 +174,7 @@ def decode_kernel(
 @triton.jit(do_not_specialize=["heads", "rows", "n_rows", "splits"])
 def join_kernel(
     p_parts, p_sums,
-    p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2,
+    p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2,
     heads, rows, n_rows, splits,
     EV: tl.constexpr, BEV: tl.constexpr, SPLITS: tl.constexpr, VALUES: tl.constexpr, BITS: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
@@ -223,7 +223,7 @@ def join_kernel(
         o_row, m_row, m_row, m_row, one + top == float("-inf"), one + tl.where(empty, 0.0, top),
         one + tl.where(empty, 0.0, top_low), one + l, one + s,
         entropy_of(one + l, one + a), one + peak, none + arg, none + count, one + mean, one + variance,
-        p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
+        p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, BITS,
     )  # fmt: skip
     if VALUES:
         o_v = tl.arange(0, BEV)

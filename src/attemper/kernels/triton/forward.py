@@ -14,7 +14,7 @@ from .tile import ADDED, NUMBERS, key_tiles, load_rows, program, with_positive_s
 @triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
     p_query, p_key, p_value, p_mask, p_gain, k_tiles, v_tiles,
-    p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2,
+    p_output, p_low, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2,
     step_qb, step_qh, step_qm, step_kb, step_kh, step_kn, step_vb, step_vh, step_vn,
     step_mb, step_mh, step_mm, step_mn, step_gb, step_gh, step_gm,
     scale, softcap, dropout, seed, heads, groups, rows, keys, left, right,
@@ -47,10 +47,10 @@ def forward_kernel(
 
     o_row = i_head * rows + o_m
     o_out = vector_index(i_b, i_h, o_m, heads, rows, BY_TOKEN)
-    w_holds, e_holds, m_holds = False, False, False
+    weights_ok, entropy_ok, moments_ok = False, False, False
     if FAST:
         (
-            w_holds, e_holds, m_holds, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_rounded, b_out, b_peak, b_count,
+            weights_ok, entropy_ok, moments_ok, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_rounded, b_out, b_peak, b_count,
             b_mean, b_variance,
         ) = frozen(
             b_q, b_base, p_key, p_value, k_tiles, v_tiles, i_b.to(tl.int32), i_g.to(tl.int32), step_kn, step_vn,
@@ -58,13 +58,13 @@ def forward_kernel(
         )  # fmt: skip
         store_signs(
             o_row, m_m, m_m, m_m, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, o_m, b_count, b_mean, b_variance,
-            p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
+            p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, BITS,
         )  # fmt: skip
         if VALUES:
             store_output(o_out, m_m, b_out, b_rounded, p_output, p_low, EV, BEV, BITS)
     # What holds is not written again: its bits do not depend on which other signs were asked for. What does not is
     # overwritten, and nothing of the fast pass stays in registers for that.
-    if not (w_holds & e_holds & m_holds):
+    if not (weights_ok & entropy_ok & moments_ok):
         first, _whole_first, _whole_stop, stop = key_tiles(i_row, rows, keys, left, right, LEFT, RIGHT, BM, BN)
         c_empty, c_top, c_top_low, c_l, c_a, c_s, c_rounded, c_out, c_peak, c_arg, c_count, c_met, c_mean, c_squares = online(
             b_q, b_scale, b_base, p_key, p_value, p_mask, step_kn, step_vn, step_mm, step_mn,
@@ -72,11 +72,11 @@ def forward_kernel(
             E, EV, BE, BEV, BM, BN, MASK, LEFT, RIGHT, CAP, DROP, VALUES, EXACT, BITS,
         )  # fmt: skip
         c_mean, c_variance = moments(c_count, c_met, c_mean, c_squares)
-        m_weights = m_m & (w_holds == 0)
+        m_weights = m_m & (weights_ok == 0)
         store_signs(
-            o_row, m_weights, m_m & ((w_holds & e_holds) == 0), m_m & (m_holds == 0),
+            o_row, m_weights, m_m & ((weights_ok & entropy_ok) == 0), m_m & (moments_ok == 0),
             c_empty, c_top, c_top_low, c_l, c_s, entropy_of(c_l, c_a), c_peak, c_arg, c_count, c_mean, c_variance,
-            p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS,
+            p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, BITS,
         )  # fmt: skip
         if VALUES:
             c_over = c_rounded * (1.0 - dropout) if DROP else c_rounded

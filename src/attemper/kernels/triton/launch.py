@@ -1,17 +1,21 @@
 """Launches: a kernel is started with what Triton compiled for an equal launch before.
 
 Triton's own way to a compiled kernel looks at every argument, which takes longer than a small kernel runs. A plan is found by
-the shapes of a call. It calls the C function that Triton compiled for the kernel, and only the addresses of tensors are new.
+the shapes of a call, and only the addresses of tensors are new. The native library then calls the driver; where it is not built,
+or Triton is not the one that it knows, Triton's own launcher does.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
 from functools import cache
-from itertools import count
-from types import BuiltinFunctionType
+from threading import Timer
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +26,7 @@ from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ... import kernels
 from ...errors import KernelUnavailable
 
 Programs = tuple[int, int, int]
@@ -42,7 +47,7 @@ class Launch(NamedTuple):
         """All that Triton compiles it for."""
         how = (*self.constants.values(), *self.options.values())
         changing = _changing(self.kernel)
-        args = [_specialised(arg, place in changing) for place, arg in enumerate(self.args)]
+        args = [_specialised(arg, index in changing) for index, arg in enumerate(self.args)]
         return (torch.cuda.current_device() if ON_GPU else -1, self.kernel, *how, *args)
 
     def run(self) -> Any:
@@ -50,10 +55,27 @@ class Launch(NamedTuple):
         key = self.key()
         compiled = COMPILED.get(key)
         if compiled is None:
-            compiled = COMPILED[key] = self._compile()
+            with saying_so():
+                ahead = AHEAD.pop(key, None)
+                if ahead is not None:
+                    ahead.exception()  # wait for it; an error comes again in the next line
+                compiled = COMPILED[key] = self._compile()
         else:
             _start(compiled, self.programs, [*_addresses(self.args), *self.constants_in_order()])
         return compiled
+
+    def is_compiled(self) -> bool:
+        return self.key() in COMPILED
+
+    def compile_ahead(self) -> None:
+        """Begin to compile it in a thread, for such a launch to come. Only the dtypes and the alignment of tensors matter."""
+        key = self.key()
+        if key not in COMPILED and key not in AHEAD and not knobs.runtime.interpret:
+            AHEAD[key] = _compilers().submit(self._warm_up, key[0])
+
+    def _warm_up(self, device: int) -> None:
+        with torch.cuda.device(device):
+            self.kernel.warmup(*self.args, grid=self.programs, **self.constants, **self.options)
 
     @property
     def programs(self) -> Programs:
@@ -73,6 +95,36 @@ class Launch(NamedTuple):
 
     def constants_in_order(self) -> list[Any]:
         return [self.constants[name] for name in self.kernel.arg_names[len(self.args) :]]
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, "attemper compiles")
+
+
+@contextmanager
+def saying_so() -> Iterator[None]:
+    """Log, once in a process, that a kernel is being compiled, if that takes long enough for someone to wonder."""
+    waits = Timer(WONDERS, _say_once)
+    waits.daemon = True
+    if not knobs.runtime.interpret:
+        waits.start()
+    try:
+        yield
+    finally:
+        waits.cancel()
+
+
+@cache
+def _say_once() -> None:
+    logging.getLogger("attemper").warning(
+        "attemper compiles a GPU kernel for the first call of its kind. Triton keeps it in %s for later runs.",
+        knobs.cache.dir,
+    )
+
+
+WONDERS = 0.5
+"""Seconds after which it says so: kernels that are read from disk take less."""
 
 
 @cache
@@ -103,49 +155,61 @@ def _reason(error: Exception) -> str | None:
     return None
 
 
-class CFunction(NamedTuple):
-    """The C function that Triton compiled to start a kernel, which takes the same arguments at each start but for a few."""
-
-    call: Callable[..., None]
-    same: tuple[Any, ...]  # what stands between the stream and the kernel's own arguments
-    tiles: tuple[dict[str, Any], ...]  # what Triton's compiler says of the descriptors, the last first
-    stream_of: Callable[[int], int]
-    device: int
-
-    @classmethod
-    def of(cls, compiled: Any, places: Sequence[int]) -> CFunction | None:
-        """`places` are those of descriptors among the arguments. None where anything is not as Triton 3.6 has it."""
-        nvidia = sys.modules.get("triton.backends.nvidia.driver")
-        if not KNOWN or getattr(nvidia, "_BASE_ARGS_FORMAT", None) != BASE_ARGS:
-            return None
-        launcher = compiled.run
-        has = vars(launcher) if type(launcher) is getattr(nvidia, "CudaLauncher", None) else {}
-        if has.keys() != LAUNCHER_HAS or has["global_scratch_size"] or has["profile_scratch_size"]:
-            return None
-        call, tiles = has["launch"], ()
-        if places:  # a function in Python expands descriptors
-            code, cells = getattr(call, "__code__", None), getattr(call, "__closure__", None) or ()
-            inside = dict(zip(code.co_freevars, [cell.cell_contents for cell in cells], strict=True)) if code else {}
-            if inside.keys() != EXPANDER_HAS or inside["tensordesc_indices"] != {*places}:
-                return None
-            call, tiles = inside["launcher"], tuple(inside["tensordesc_meta"] or ())
-            if len(tiles) != len(places) or None in tiles or not hasattr(nvidia, "make_tensordesc_arg"):
-                return None
-        if not isinstance(call, C_FUNCTION):
-            return None
-        scratch, hooks = (None, None), (None, None, None)  # with the argument of hooks
-        how = (has["launch_cooperative_grid"], has["launch_pdl"])
-        same = (compiled.function, *how, *scratch, compiled.packed_metadata, *hooks)
-        active = driver.active
-        return cls(call, same, tiles[::-1], active.get_current_stream, active.get_current_device())
+def launcher_of(compiled: Any, tiles: Sequence[TensorDescriptor]) -> Any:
+    """What starts this kernel without Triton, with descriptors of such `tiles`; None where it is not as Triton 3.6 has it."""
+    library, driven = kernels.extension(), driver_functions()
+    nvidia: Any = sys.modules.get("triton.backends.nvidia.driver")
+    launcher, packed, source = compiled.run, compiled.packed_metadata, compiled.src
+    if library is None or driven is None or not KNOWN or type(launcher) is not getattr(nvidia, "CudaLauncher", None):
+        return None
+    has, metas = vars(launcher), getattr(compiled.metadata, "tensordesc_meta", None) or ()
+    if has.keys() != LAUNCHER_HAS or any(has[name] for name in UNUSED) or len(metas) != len(tiles):
+        return None
+    if not (isinstance(packed, tuple) and len(packed) == 3 and packed[1] == has["num_ctas"] == 1):
+        return None
+    kinds = [_kind(kind) for kind in source.signature.values()]
+    described = [
+        _described(tile, meta, nvidia.TMA_DTYPE_DEVICE_TO_HOST) for tile, meta in zip(tiles, metas, strict=True)
+    ]
+    if None in kinds or None in described or kinds.count("t") != len(tiles):
+        return None
+    warps, _, shared = packed
+    active = driver.active
+    states = (active.get_current_device, active.get_current_stream)
+    return library.Launcher(driven, compiled.function, 32 * warps, shared, "".join(kinds), tuple(described), *states)  # type: ignore[arg-type]
 
 
-BASE_ARGS = "iiiKKppOOOOOO"
-"""Grid, stream, function, cooperative, dependent, two scratch memories, metadata of kernel and launch, two hooks."""
 LAUNCHER_HAS = {f"{kind}_scratch_{what}" for kind in ("global", "profile") for what in ("size", "align")}
 LAUNCHER_HAS |= {"num_ctas", "launch", "launch_cooperative_grid", "launch_pdl"}
-EXPANDER_HAS = {"launcher", "tensordesc_indices", "tensordesc_meta"}
-C_FUNCTION: Any = BuiltinFunctionType
+UNUSED = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
+"""What kernels may ask of their launch, and ours do not."""
+_KINDS = {"constexpr": "x", "i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
+
+
+def _kind(signature: Any) -> str | None:
+    """How launch.c names what an argument is compiled as; None where it knows none."""
+    if not isinstance(signature, str):
+        return None
+    return "p" if signature[:1] == "*" else "t" if signature.startswith("tensordesc<") else _KINDS.get(signature)
+
+
+def _described(tile: TensorDescriptor, meta: dict[str, Any] | None, types: dict[int, int]) -> tuple[int, ...] | None:
+    """A descriptor as launch.c takes it, by what Triton's compiler says of it."""
+    if meta is None or meta["fp4_padded"] or not len(meta["block_size"]) == len(tile.shape) == len(tile.strides) == 4:
+        return None
+    kind = (meta["swizzle"], meta["elem_size"], types[meta["elem_type"]], int(tile.padding == "nan"))
+    return (*kind, *meta["block_size"], *tile.shape, *tile.strides)
+
+
+@cache
+def driver_functions() -> tuple[int, ...] | None:
+    """The addresses of the driver's functions that launch.c calls; None where there is no driver that has them."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        found = [getattr(library, name) for name in ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuTensorMapEncodeTiled")]
+    except (OSError, AttributeError):
+        return None
+    return tuple([ctypes.cast(one, ctypes.c_void_p).value or 0 for one in found])
 
 
 class LaunchPlan:
@@ -154,69 +218,39 @@ class LaunchPlan:
     def __init__(self, launch: Launch, compiled: Any, n_tensors: int):
         self.compiled, self.programs = compiled, launch.programs
         self.numbers = (*launch.args[n_tensors:], *launch.constants_in_order())  # all but the tensors
-        self.tiles = []  # of descriptors, the last first: place, a number for it alone, the same without its tensor
-        for place, arg in reversed([*enumerate(launch.args)]):
+        self.tiles = []  # of descriptors: place, the same without its tensor, whose memory it would keep
+        for index, arg in enumerate(launch.args):
             if isinstance(arg, TensorDescriptor):
-                tile = copy(arg)
-                tile.base = None
-                self.tiles.append((place, next(_NUMBERS), tile))
-        self.c_function = CFunction.of(compiled, [place for place, _, _ in reversed(self.tiles)])
+                self.tiles.append((index, _based(arg, None)))
+        self.launcher = launcher_of(compiled, [tile for _, tile in self.tiles])
 
     def run(
         self, tensors: Sequence[Tensor | int | None], numbers: Sequence[Any] = (), programs: Programs | None = None
     ) -> None:
         """Start the kernel with these tensors; an int is an address, None is not read. `numbers` precede those of the plan."""
         addresses = [0 if t is None else t if type(t) is int else t.data_ptr() for t in tensors]  # type: ignore[union-attr]
-        self.run_at(addresses, tensors, numbers, programs)
-
-    def run_at(
-        self,
-        addresses: Sequence[int],
-        tensors: Sequence[Tensor | int | None],
-        numbers: Sequence[Any] = (),
-        programs: Programs | None = None,
-    ) -> None:
-        """`run` with the addresses of the tensors. `tensors` is read only at the places of descriptors."""
-        programs, args = programs or self.programs, [*addresses]
-        if self.c_function is None or _is_followed():
-            for place, _, tile in self.tiles:
-                args[place] = _based(tile, tensors[place])
-            _start(self.compiled, programs, [*args, *numbers, *self.numbers])
+        programs, args = programs or self.programs, [*addresses, *numbers, *self.numbers]
+        if self.launcher is not None and not is_followed() and self.launcher.start(programs, (*args,)):
             return
-        call, same, metas, stream_of, device = self.c_function
-        for (place, number, tile), meta in zip(self.tiles, metas, strict=True):
-            found = EXPANDED.get((number, args[place]))
-            if found is None:
-                found = _expand(number, args[place], _based(tile, tensors[place]), meta)
-            args[place : place + 1] = found
-        call(*programs, stream_of(device), *same, *args, *numbers, *self.numbers)
+        for place, tile in self.tiles:
+            args[place] = _based(tile, tensors[place])
+        _start(self.compiled, programs, args)
 
 
-def _based(tile: TensorDescriptor, base: Tensor | None) -> TensorDescriptor:
+def _based(tile: TensorDescriptor, base: Any) -> TensorDescriptor:
     based = copy(tile)
     based.base = base
     return based
 
 
-def _expand(number: int, address: int, tile: TensorDescriptor, meta: dict[str, Any]) -> list[Any]:
-    """What Triton passes for a descriptor: the hardware's own, which holds the address, then shape and strides."""
-    if len(EXPANDED) >= MOST_EXPANDED:
-        EXPANDED.clear()
-    found = sys.modules["triton.backends.nvidia.driver"].make_tensordesc_arg(tile, meta)
-    EXPANDED[number, address] = found
-    return found
-
-
-EXPANDED: dict[tuple[int, int], list[Any]] = {}
-"""Descriptors as the C function takes them, by plan and address: the steps of a training get the same memory again and again."""
-MOST_EXPANDED = 4096
-_NUMBERS = count()
 Plans = dict[Any, LaunchPlan]
 COMPILED: dict[tuple[Any, ...], Any] = {}
 """Compiled kernels by all that Triton compiles them for. In the interpreter, None for each."""
 PLANS: dict[tuple[Any, ...], Plans] = {}
 """Plans by all that their launches depend on, except the addresses of tensors, then by name."""
 MOST_PLANS = 4096
+AHEAD: dict[tuple[Any, ...], Future[None]] = {}
+"""Launches that are compiled in threads and were not run yet, by their keys."""
 ON_GPU = torch.cuda.is_available()
 WRITTEN_FOR = "3.6"
 KNOWN = triton.__version__.startswith(f"{WRITTEN_FOR}.")
@@ -252,11 +286,13 @@ def run(
         run_and_plan(plans, name, len(tensors) + len(numbers), make())
 
 
-def run_and_plan(plans: Plans | None, name: Any, n_tensors: int, launch: Launch) -> None:
+def run_and_plan(plans: Plans | None, name: Any, n_tensors: int, launch: Launch) -> LaunchPlan | None:
     """Run a launch, and keep a plan of it; tensors and descriptors of tiles are its first arguments."""
     compiled = launch.run()
-    if compiled is not None and plans is not None:
-        plans[name] = LaunchPlan(launch, compiled, n_tensors)
+    if compiled is None or plans is None:
+        return None
+    plan = plans[name] = LaunchPlan(launch, compiled, n_tensors)
+    return plan
 
 
 def on_its_device(tensor: Tensor, run: Callable[..., Any], *args: Any) -> Any:
@@ -295,21 +331,19 @@ def _addresses(args: Sequence[Any]) -> list[Any]:
 
 def _start(compiled: Any, programs: Programs, args: list[Any]) -> None:
     """Start a kernel by Triton's own code."""
-    if not KNOWN or _is_followed():
+    if not KNOWN or is_followed():
         compiled[programs](*args)
         return
     stream = driver.active.get_current_stream(driver.active.get_current_device())
     compiled.run(*programs, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
 
 
-def _is_followed() -> bool:
+def is_followed() -> bool:
     """Whether a profiler follows launches: by a function, or by one in Triton's chain of them, which is there always."""
-    hooks = knobs.runtime
-    return _listens(hooks.launch_enter_hook) or _listens(hooks.launch_exit_hook)
-
-
-def _listens(hook: Any) -> bool:
-    return hook is not None and bool(getattr(hook, "calls", True))
+    for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        if hook is not None and getattr(hook, "calls", True):
+            return True
+    return False
 
 
 Block = dict[str, int]
@@ -330,7 +364,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 LEAST_ROOM = 99 << 10
-"""Of Ampere, Ada and Blackwell cards that are not made for data centres; an A100 has 163 KiB, an H200 227."""
+"""Shared memory of the Ampere, Ada and Blackwell cards with the least; an A100 has 163 KiB, an H200 227."""
 
 ALIGNED = 16
 """Triton compiles for addresses and strides that are multiples of so many bytes; whole tiles are copied only from such."""
@@ -357,7 +391,6 @@ def _specialised(arg: Any, changes: bool) -> Any:
 @cache
 def _changing(kernel: Any) -> frozenset[int]:
     """The places of numbers that change from call to call, for whose values a kernel is not compiled."""
-    names = getattr(kernel, "do_not_specialize", None) or kernel.kwargs.get(
-        "do_not_specialize", ()
-    )  # in the interpreter
+    # the interpreter keeps them in kwargs
+    names = getattr(kernel, "do_not_specialize", None) or kernel.kwargs.get("do_not_specialize", ())
     return frozenset(kernel.arg_names.index(name) for name in names)

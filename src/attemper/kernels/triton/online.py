@@ -50,7 +50,7 @@ def _five_sums(a, b, c, d, e, other_a, other_b, other_c, other_d, other_e):
 def add_logits(
     b_count, b_met, b_mean, b_squares, b_z, m_seen, TOGETHER: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
-    """Count, mean and summed squares with a tile, but for the squares about its own mean, which follow; and its maximum."""
+    """Add a tile to count, mean and summed squares; return its squares about its own mean, to be added later, and its maximum."""
     b_square = tl.zeros_like(b_z)
     if (MEAN | VARIANCE) & BITS:
         m_adds = m_seen & (b_z != float("-inf"))  # a logit of -inf is counted, and adds nothing
@@ -84,7 +84,7 @@ def add_weights(
     b_l, b_a, b_s, b_squares, b_rounded, b_e, b_t, b_square, b_c, b_d_ref, p_value,
     TOGETHER: tl.constexpr, VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """The sums with those of a tile: of its weights, and of the squares of its logits."""
+    """Add a tile's weights, and the squares of its logits, to the running sums."""
     if TOGETHER:
         b_p = b_e.to(p_value.dtype.element_ty)
         b_tile_l, b_tile_a, b_tile_s, b_tile_squares, b_tile_rounded = tl.reduce(
@@ -120,7 +120,7 @@ def online_tile(
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Take in the keys from i_n on."""
+    """Add the tile of keys that begins at i_n to everything that runs."""
     o_n = i_n + tl.arange(0, BN)
     b_k = load_rows(p_key, i_n, step_kn, keys, E, BE, BN, True)
     b_z = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BM, BN]
@@ -132,7 +132,7 @@ def online_tile(
         b_z, o_m[:, None], o_n[None, :], p_mask, step_mm, step_mn, rows, keys, left, right, MASK, LEFT, RIGHT, True
     )  # fmt: skip
 
-    # Threads exchange what they have of a row. Where many numbers are asked for, they do so twice, not once for each.
+    # To sum a row, threads exchange numbers. If all signs are wanted, two joint reductions do it instead of one per sign.
     TOGETHER: tl.constexpr = (ALL & BITS) == ALL and VALUES and not EXACT
     b_count, b_met, b_mean, b_squares, b_square, b_top = add_logits(
         b_count, b_met, b_mean, b_squares, b_z, m_seen, TOGETHER, BITS
@@ -181,11 +181,11 @@ def online(
     MASK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     VALUES: tl.constexpr, EXACT: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """A row's sums over the keys from first to stop, in logits; `moments` makes mean and variance of the last four."""
+    """A row's sums over the keys from first to stop, in logits; `moments` computes mean and variance from the last four."""
     b_ref = tl.full([BM], float("-inf"), tl.float32)
     b_l = tl.zeros([BM], tl.float32)
     b_a, b_s, b_rounded, b_met, b_mean, b_squares = b_l, b_l, b_l, b_l, b_l, b_l
-    b_count = tl.zeros([BM], tl.int32)  # of more than 2^24 keys, float32 would lose the last one
+    b_count = tl.zeros([BM], tl.int32)  # an integer, because float32 cannot count beyond 2^24
     b_best = b_ref
     b_arg = tl.full([BM], -1, tl.int32)
     b_out = tl.zeros([BM, BEV if VALUES else 16], tl.float32)
@@ -203,7 +203,7 @@ def online(
     b_rounded = tl.where(m_empty, 1.0, b_rounded)
     b_top = b_finite * b_base
     b_top_low = tl.fma(b_finite, b_base, -b_top)
-    # NaN where a logit was
+    # NaN if a logit was NaN
     b_peak = tl.where(m_empty, b_ref, tl.where((b_ref == float("inf")) | (b_l == b_l), b_top, b_l))
     b_squares *= b_base * b_base
     return (

@@ -65,8 +65,8 @@ def append(p, b, o_row, m):
 
 @triton.jit(do_not_specialize=["scale", "heads", "rows", "n_rows"])
 def row_terms_kernel(
-    p_terms, p_appended, p_output, p_low, p_lse_low, p_visible, p_mean, p_lse, p_entropy, p_p2,
-    p_g, p_g_mean, p_g_variance, p_g_peak, p_g_lse, p_g_entropy, p_g_p2,
+    p_terms, p_appended, p_output, p_low, p_lse_low, p_visible, p_mean, p_lse, p_entropy, p_sum_p2,
+    p_g, p_g_mean, p_g_variance, p_g_peak, p_g_lse, p_g_entropy, p_g_sum_p2,
     step_ob, step_oh, step_om, scale, heads, rows, n_rows,
     EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, ARRIVED: tl.constexpr, WHOLE: tl.constexpr,
     BY_TOKEN: tl.constexpr, APPENDED: tl.constexpr,
@@ -101,9 +101,9 @@ def row_terms_kernel(
         b_constant -= b_g_entropy * (tl.load(p_entropy + o_row, mask=m, other=0.0) - b_low)
         tl.store(p_terms + ENTROPY * n_rows + o_row, b_g_entropy * b_rest, mask=m)
     if G_P2 & ARRIVED:
-        b_g_p2 = 2.0 * tl.load(p_g_p2 + o_row, mask=m, other=0.0)
-        b_constant -= b_g_p2 * tl.load(p_p2 + o_row, mask=m, other=0.0)
-        tl.store(p_terms + P2 * n_rows + o_row, b_g_p2 * b_rest * b_rest, mask=m)
+        b_g_sum_p2 = 2.0 * tl.load(p_g_sum_p2 + o_row, mask=m, other=0.0)
+        b_constant -= b_g_sum_p2 * tl.load(p_sum_p2 + o_row, mask=m, other=0.0)
+        tl.store(p_terms + P2 * n_rows + o_row, b_g_sum_p2 * b_rest * b_rest, mask=m)
     b_constant *= b_rest
     tl.store(p_terms + CONSTANT * n_rows + o_row, b_constant, mask=m)
     if APPENDED:
@@ -147,7 +147,16 @@ def row_terms(
     by_token = output is not None and output.dim() == 4 and is_by_token(output)
 
     def tensors(saved: Results) -> tuple[Tensor, ...]:
-        whole = saved.output, saved.output_low, saved.lse_low, saved.visible, saved.mean, lse, saved.entropy, saved.p2
+        whole = (
+            saved.output,
+            saved.output_low,
+            saved.lse_low,
+            saved.visible,
+            saved.mean,
+            lse,
+            saved.entropy,
+            saved.sum_p2,
+        )
         return (terms, columns, *whole, g, *arriving)
 
     def launch() -> Launch:

@@ -1,4 +1,4 @@
-"""What a row's sums give: the signs and the output, written."""
+"""Write the signs and the output of rows, from their sums."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def entropy_of(b_l, b_a):
 
 @triton.jit
 def moments(b_count, b_met, b_mean, b_squares):
-    """Mean and variance over all keys that a row sees, of which those with a logit of -inf add nothing.
+    """Mean and variance over all keys that a row sees; a key with a logit of -inf is counted and adds nothing.
 
-    `b_met` is how many others there are, with their own mean and summed squares about it.
+    `b_met` counts the other keys; `b_mean` and `b_squares` are their mean and their summed squares about it.
     """
     b_some = tl.maximum(b_count, 1).to(tl.float32)
     b_all = b_mean * tl.div_rn(b_met, b_some)
@@ -42,7 +42,7 @@ def lost_bits(b_out, b_short):
 @triton.jit
 def store_signs(
     o_row, m_row, m_entropy, m_moments, m_empty, b_top, b_top_low, b_l, b_s, b_entropy, b_peak, b_arg, b_count, b_mean,
-    b_variance, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, BITS: tl.constexpr,
+    b_variance, p_argmax, p_lse_low, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, BITS: tl.constexpr,
 ):  # fmt: skip
     """Write the signs of the rows of m_row, their entropies of m_entropy, their means and variances of m_moments."""
     m_endless = b_top == float("inf")  # inf / inf: the weights are NaN, the largest logit and lse are not
@@ -58,7 +58,7 @@ def store_signs(
     if ENTROPY & BITS:
         tl.store(p_entropy + o_row, b_entropy, mask=m_entropy)
     if P2 & BITS:
-        tl.store(p_p2 + o_row, tl.div_rn(b_s, b_l * b_l), mask=m_row)
+        tl.store(p_sum_p2 + o_row, tl.div_rn(b_s, b_l * b_l), mask=m_row)
     if VISIBLE & BITS:
         tl.store(p_visible + o_row, b_count, mask=m_row)
     if MEAN & BITS:
@@ -71,7 +71,7 @@ def store_signs(
 
 @triton.jit
 def vector_index(i_b, i_h, o_m, heads, rows, BY_TOKEN: tl.constexpr):
-    """Which vector of a tensor is that of a row: by head, (B, H, L, E), or by token, (B, L, H, E)."""
+    """The index of a row's vector in a tensor that is stored by head, (B, H, L, E), or by token, (B, L, H, E)."""
     if BY_TOKEN:
         return (i_b * rows + o_m) * heads + i_h
     return (i_b * heads + i_h) * rows + o_m

@@ -1,6 +1,6 @@
-"""Rows summed by head: of every call of a step in one launch, or of one call into a tally; heads.py has the definition.
+"""Sums over the rows of each head, as heads.py defines them: of all calls of a step in one launch, or of one call into a tally.
 
-No program waits for another and nothing is read back: one program for each head of each call, sums in float64.
+One program takes one head of one call and sums in float64. No program waits for another, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from ...heads import COLUMNS
 from ...vitals import Vitals
 from ..contract import are_as_written
-from .again import SignRows, sign_tensors
 from .launch import ALIGNED, Launch, on_its_device, plans_of, run
+from .replay import SignRows, sign_tensors
 
 N_SUMS = len(COLUMNS)
-PLACES: tl.constexpr = tl.constexpr(16)  # of the sums in a block, whose length must be a power of 2
+SLOTS: tl.constexpr = tl.constexpr(16)  # length of the block of sums, a power of 2
 ROWS = 256
 """Rows of one step of a program."""
 ROWS_ALONE, WARPS_ALONE = 1024, 16
-"""The same for one call: few programs, each of which should be quick."""
+"""Rows of one step, and warps, when one call is summed alone: few programs, each of which should be quick."""
 FIELDS = 16
 """Numbers of a call in the table: addresses of seven signs and lse_low, address and strides of `keep`, sizes, first head."""
 
@@ -59,7 +59,7 @@ def by_head(
     table: list[int] = []
     head_calls: list[int] = []  # for each head the number of its call
     first = 0
-    kept = []  # what was expanded must live until the launch
+    kept = []  # expanded masks, which must live until the launch
     for number, (addresses, (batch, heads, rows), keep) in enumerate(calls):
         if keep is not None:
             keep = keep.expand(batch, heads, rows)
@@ -69,20 +69,20 @@ def by_head(
         table += (batch, heads, rows, first)
         head_calls += [number] * heads
         first += heads
-    found = torch.empty((first, N_SUMS + 1), dtype=torch.float64, device=device)
-    tensors, numbers = (_on_device(table + head_calls, device), found), (len(calls),)
+    sums = torch.empty((first, N_SUMS + 1), dtype=torch.float64, device=device)
+    tensors, numbers = (_on_device(table + head_calls, device), sums), (len(calls),)
 
     def launch() -> Launch:
         constants = {"SATURABLE": saturable_keys, "SATURATED": saturated_weight, "N_SUMS": N_SUMS, "ROWS": ROWS}
         return Launch(by_head_kernel, (first, 1), (*tensors, *numbers), constants | {"FIELDS": FIELDS}, {})
 
     run(plans_of((device, saturable_keys, saturated_weight)), "by_head", tensors, launch, numbers, (first, 1, 1))
-    return found
+    return sums
 
 
 SMALL_TABLE = 1 << 13
-"""Numbers, 64 KiB: CUDA keeps a copy of so many and returns. For more of them it may wait for the device, unless they are pinned,
-which takes longer."""
+"""Up to this many numbers (64 KiB) CUDA keeps a copy and returns at once. With more it may wait for the device, unless the
+memory is pinned, and pinning takes longer than a small copy."""
 
 
 def _on_device(numbers: list[int], device: torch.device) -> Tensor:
@@ -94,22 +94,22 @@ def _on_device(numbers: list[int], device: torch.device) -> Tensor:
 
 def add_to(
     tally: Tensor,
-    place: tuple[int, int],
+    entry: tuple[int, int],
     signs: Sequence[Tensor] | SignRows,
     keep: Tensor | None,
     number: int,
     saturable_keys: int,
     saturated_weight: float,
 ) -> None:
-    """Add a call, all its signs and `lse_low`, to one place of a tally, (kinds, grades, H, columns + 3), which is contiguous.
+    """Add a call, all its signs and `lse_low`, to one entry of a contiguous tally (kinds, grades, H, columns + 3).
 
-    For each head that has the sums, the peak, how many calls there are, and this call's number. All numbers are arguments of
-    the launch, so a CUDA graph can hold it.
+    The tally has for each head the sums, the peak, how many calls were added, and the number of the last one. All numbers are
+    arguments of the launch, so a CUDA graph can hold it.
     """
     given, shape = (signs.addresses, signs.shape) if isinstance(signs, SignRows) else (signs, signs[0].shape)
     batch, heads, rows = shape
     step_kind, step_grade, step_head, _ = tally.stride()
-    slot = place[0] * step_kind + place[1] * step_grade
+    slot = entry[0] * step_kind + entry[1] * step_grade
     kept, strides, farthest = None, (0, 0, 0), 0
     if keep is not None:
         kept = keep.expand(batch, heads, rows).view(torch.int8)
@@ -118,7 +118,7 @@ def add_to(
     numbers = (slot, step_head, *strides, batch, heads, rows, number, int(keep is not None))
     wide = max(batch * heads * rows, farthest) >= 1 << 31
     long = tuple([each >= 1 << 31 for each in numbers]) if max(numbers) >= 1 << 31 else ()  # compiled as 64 bits
-    last = given[0] if kept is None else kept  # where all rows count, an address that is not read
+    last = given[0] if kept is None else kept  # if all rows count, the kernel does not read this address
     addresses = [one if type(one) is int else one.data_ptr() for one in (tally, *given, last)]
     aligned = tuple([address % ALIGNED == 0 for address in addresses])
 
@@ -145,7 +145,7 @@ def by_head_kernel(
     p_peak = tl.load(p_call + 3).to(tl.pointer_type(tl.float32))
     p_lse = tl.load(p_call + 4).to(tl.pointer_type(tl.float32))
     p_entropy = tl.load(p_call + 5).to(tl.pointer_type(tl.float32))
-    p_p2 = tl.load(p_call + 6).to(tl.pointer_type(tl.float32))
+    p_sum_p2 = tl.load(p_call + 6).to(tl.pointer_type(tl.float32))
     low = tl.load(p_call + 7)
     p_low = low.to(tl.pointer_type(tl.float32))
     keep = tl.load(p_call + 8)
@@ -155,11 +155,11 @@ def by_head_kernel(
     i_head = i_out - tl.load(p_call + 15)
 
     sums, peak = fold_rows(
-        p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, low, keep, step_b, step_h, step_r,
+        p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, p_low, p_keep, low, keep, step_b, step_h, step_r,
         batch, heads, rows, i_head, SATURABLE, SATURATED, ROWS,
     )  # fmt: skip
     p_out = p_found + i_out.to(tl.int64) * (N_SUMS + 1)
-    o_sum = tl.arange(0, PLACES)
+    o_sum = tl.arange(0, SLOTS)
     tl.store(p_out + o_sum, sums, mask=o_sum < N_SUMS)
     tl.store(p_out + N_SUMS, peak)
 
@@ -168,21 +168,21 @@ def by_head_kernel(
     do_not_specialize=["slot", "width", "step_b", "step_h", "step_r", "batch", "heads", "rows", "number", "keep"]
 )
 def add_kernel(
-    p_tally, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep,
+    p_tally, p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, p_low, p_keep,
     slot, width, step_b, step_h, step_r, batch, heads, rows, number, keep,
     SATURABLE: tl.constexpr, SATURATED: tl.constexpr, N_SUMS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     i_head = tl.program_id(0)
-    if WIDE:  # whose offsets need 64 bits; dividing such numbers takes longer
+    if WIDE:  # offsets need 64 bits, whose division takes longer
         batch, heads, rows = batch.to(tl.int64), heads.to(tl.int64), rows.to(tl.int64)
     sums, peak = fold_rows(
-        p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, 1, keep, step_b, step_h, step_r,
+        p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, p_low, p_keep, 1, keep, step_b, step_h, step_r,
         batch, heads, rows, i_head, SATURABLE, SATURATED, ROWS,
     )  # fmt: skip
     p_out = p_tally + slot + i_head * width
     calls = tl.load(p_out + N_SUMS + 1)
     before = tl.load(p_out + N_SUMS)
-    o_sum = tl.arange(0, PLACES)
+    o_sum = tl.arange(0, SLOTS)
     m_sum = o_sum < N_SUMS
     tl.store(p_out + o_sum, tl.load(p_out + o_sum, mask=m_sum, other=0.0) + sums, mask=m_sum)
     larger = tl.where((before != before) | (peak != peak), float("nan"), tl.maximum(before, peak))
@@ -193,7 +193,7 @@ def add_kernel(
 
 @triton.jit
 def fold_rows(
-    p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_p2, p_low, p_keep, low, keep, step_b, step_h, step_r,
+    p_visible, p_mean, p_variance, p_peak, p_lse, p_entropy, p_sum_p2, p_low, p_keep, low, keep, step_b, step_h, step_r,
     batch, heads, rows, i_head, SATURABLE: tl.constexpr, SATURATED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The sums of one head in the order of ``heads.COLUMNS``, then zeros, and its peak.
@@ -201,7 +201,7 @@ def fold_rows(
     ``low`` and ``keep`` are 0 where there is none.
     """
     b_rows = tl.zeros([ROWS], tl.float64)
-    b_visible, b_mean, b_variance, b_lse, b_entropy, b_p2, b_top = (
+    b_visible, b_mean, b_variance, b_lse, b_entropy, b_sum_p2, b_top = (
         b_rows,
         b_rows,
         b_rows,
@@ -217,14 +217,14 @@ def fold_rows(
         m_in = o < batch * rows
         i_b, i_r = o // rows, o % rows
         o_row = (i_b * heads + i_head) * rows + i_r
-        # no load waits for another one
+        # independent loads: none waits for another
         visible = tl.load(p_visible + o_row, mask=m_in, other=0)
         mean = tl.load(p_mean + o_row, mask=m_in, other=0.0)
         variance = tl.load(p_variance + o_row, mask=m_in, other=0.0)
         peak = tl.load(p_peak + o_row, mask=m_in, other=0.0)
         lse = tl.load(p_lse + o_row, mask=m_in, other=0.0)
         entropy = tl.load(p_entropy + o_row, mask=m_in, other=0.0)
-        p2 = tl.load(p_p2 + o_row, mask=m_in, other=0.0)
+        sum_p2 = tl.load(p_sum_p2 + o_row, mask=m_in, other=0.0)
         m = visible > 0
         if keep != 0:
             m &= tl.load(p_keep + i_b * step_b + i_head * step_h + i_r * step_r, mask=m_in, other=0) != 0
@@ -240,31 +240,31 @@ def fold_rows(
         b_variance += tl.where(m, variance, 0.0).to(tl.float64)
         b_lse += tl.where(m, lse, 0.0).to(tl.float64)
         b_entropy += tl.where(m, entropy, 0.0).to(tl.float64)
-        b_p2 += tl.where(m, p2, 0.0).to(tl.float64)
+        b_sum_p2 += tl.where(m, sum_p2, 0.0).to(tl.float64)
         b_top += tl.where(m, top, 0.0).to(tl.float64)
         b_keys += tl.where(m & (lse != float("-inf")), tl.exp(entropy), 0.0).to(tl.float64)
         b_choices += m_choice.to(tl.float64)
         b_even += tl.where(m_choice, entropy / tl.log(tl.where(m_choice, visible, 2).to(tl.float32)), 0.0).to(
             tl.float64
         )
-        b_trace += tl.where(m & (p2 != 0.0), 1.0 - p2, 0.0).to(tl.float64)
+        b_trace += tl.where(m & (sum_p2 != 0.0), 1.0 - sum_p2, 0.0).to(tl.float64)
         b_saturable += m_saturable.to(tl.float64)
         b_saturated += (m_saturable & (top > SATURATED)).to(tl.float64)
-        # NaN of a row is the head's, as amax has it
+        # a NaN in any row makes the head's peak NaN, as amax does
         larger = tl.maximum(b_peaks, peak, propagate_nan=tl.PropagateNan.ALL)
         b_peaks = tl.where(m & (peak != peak), peak, tl.where(m, larger, b_peaks))
     bad = tl.sum((b_peaks != b_peaks).to(tl.int32), 0) > 0
     peak = tl.where(bad, float("nan"), tl.max(b_peaks, 0)).to(tl.float64)
-    # Side by side they are added up at once: each sum by itself would wait for all threads. Of `join(x, y)`, the outermost
-    # one gives the lowest bit of a place, the innermost one the highest.
+    # Joined, all sums take one reduction; each sum by itself would wait for all threads. The outermost `join` gives the
+    # lowest bit of a sum's index, the innermost one the highest.
     none = tl.zeros([ROWS], tl.float64)
-    b_even_places = tl.join(
+    b_even_slots = tl.join(
         tl.join(tl.join(b_rows, b_keys), tl.join(b_lse, b_saturable)),
-        tl.join(tl.join(b_mean, b_even), tl.join(b_p2, none)),
+        tl.join(tl.join(b_mean, b_even), tl.join(b_sum_p2, none)),
     )
-    b_odd_places = tl.join(
+    b_odd_slots = tl.join(
         tl.join(tl.join(b_visible, b_choices), tl.join(b_entropy, b_saturated)),
         tl.join(tl.join(b_variance, b_trace), tl.join(b_top, none)),
     )
-    b_all = tl.join(b_even_places, b_odd_places)
-    return tl.reshape(tl.sum(b_all, 0), [PLACES]), peak
+    b_all = tl.join(b_even_slots, b_odd_slots)
+    return tl.reshape(tl.sum(b_all, 0), [SLOTS]), peak

@@ -17,10 +17,15 @@ CHOSEN: dict[str, Block] = {}
 REPEATS = 5
 
 
+def is_choosing() -> bool:
+    """Whether a launch that is made runs, to be timed."""
+    return os.environ.get("ATTEMPER_TUNE") == "1" and ON_GPU and not is_capturing()
+
+
 def tuned(block: Block, make: Callable[[Block], Launch]) -> Launch:
     """The launch with this block; if ATTEMPER_TUNE is 1, with the fastest of a few others too. Running it has no side effects."""
     launch = make(block)
-    if os.environ.get("ATTEMPER_TUNE") != "1" or not ON_GPU or is_capturing():
+    if not is_choosing():
         return launch
     sizes = [1 << (size - 1).bit_length() for size in launch.grid]
     untiled = {name: value for name, value in launch.constants.items() if name not in ("BM", "BN")}

@@ -1,19 +1,19 @@
-// Signs, numbers and colours: how a scan's numbers are read, written and shaded. No page is needed here.
+// Signs, numbers and colours: how they are read, written and shaded. Runs without a page.
 
 const SHARE = () => [0, 1];
 
 /**
- * What can be mapped. `of` reads a head; `range` is the scale's ends for all heads (null: from the numbers themselves);
+ * What can be mapped. `of` reads a head; `range` is the scale's ends for all heads (null: from the numbers);
  * `marks` are the thresholds of attemper.health, drawn on the legend.
  */
 export const SIGNS = [
   { key: "peak", label: "peak logit", digits: 1,
-    marks: [[30, "note"], [50, "warn"], [100, "act"], [1000, "critical"], [10000, "diverging"]],
+    marks: [[30, "note"], [50, "warn"], [100, "error"], [1000, "critical"], [10000, "diverging"]],
     says: "The largest logit of any row. Softmax sees differences, so a peak that grows means weights that freeze." },
   { key: "variance", label: "logit std", digits: 2, of: (head) => root(head.variance),
     says: "How far the logits of a row spread. About 1 for unit normal q and k under 1/√d_k." },
   { key: "entropy", label: "entropy", unit: "nats", digits: 2, range: (keys) => [0, Math.log(keys)],
-    says: "Of the weights of a row: 0 when one key has all of it, ln(keys) when all are equal." },
+    says: "The entropy of a row's weights: 0 when one key has all the weight, ln(keys) when all are equal." },
   { key: "effective_keys", label: "effective keys", unit: "keys", digits: 1, range: (keys) => [1, keys],
     says: "exp(entropy): how many keys share the weight." },
   { key: "evenness", label: "evenness", digits: 2, range: SHARE, marks: [[0.99, "flat"]],
@@ -24,14 +24,14 @@ export const SIGNS = [
   { key: "sink_weight", label: "weight on a sink", unit: "share", digits: 2, range: SHARE, marks: [[0.3, "sink"]],
     says: "The weight on the first or a special token. Most trained models have such attention sinks; they are healthy." },
   { key: "evenness_without_sinks", label: "evenness without sinks", digits: 2, range: SHARE, marks: [[0.05, "collapsed"]],
-    says: "Evenness of what is left when the first and the special tokens are taken out." },
+    says: "The evenness of the other weights when the first and the special tokens are left out." },
   { key: "neighbour_weight", label: "weight on a neighbour", unit: "share", digits: 2, range: SHARE, marks: [[0.5, "positional"]],
-    says: "The weight on the token before, the token itself or the one after, whichever has most." },
+    says: "The largest weight on one position: the token itself, or one or two tokens before or after it." },
   { key: "text_distance", label: "distance between texts", digits: 2, range: SHARE, marks: [[0.02, "dead"]],
     says: "How much the weights change with the text. Near 0: the head does the same whatever it reads." },
-  { key: "p2", label: "Σp²", digits: 2, range: SHARE, says: "1 when one key has all the weight, 1/keys when all are equal." },
+  { key: "sum_p2", label: "Σp²", digits: 2, range: SHARE, says: "1 when one key has all the weight, 1/keys when all are equal." },
   { key: "jacobian_trace", label: "1 − Σp²", digits: 2, range: SHARE,
-    says: "The trace of the softmax's Jacobian: near 0 the row is saturated." },
+    says: "The trace of the softmax's Jacobian: near 0, the row is saturated." },
   { key: "mean", label: "mean logit", digits: 2, says: "No effect by itself: softmax ignores a shift." },
 ];
 
@@ -40,10 +40,10 @@ export const SIGN_OF = {
   peak: "peak", overflow: "peak", nan: "peak", saturated: "saturated", flat: "evenness", collapsed: "evenness_without_sinks",
   sink: "sink_weight", positional: "neighbour_weight", dead: "text_distance", scale: "variance",
 };
-/** From nothing to worry about to lost. */
-export const LEVELS = ["healthy", "ok", "note", "warn", "act", "critical", "diverging"];
+/** From the mildest to the worst. */
+export const LEVELS = ["healthy", "ok", "note", "warn", "error", "critical", "diverging"];
 /** A shape for every level, so that no one needs the colour. */
-export const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", act: "◆", critical: "■", diverging: "✕" };
+export const SHAPES = { healthy: "◇", ok: "✓", note: "●", warn: "▲", error: "◆", critical: "■", diverging: "✕" };
 export const RULES = {
   none: "no scale", sqrt_dk: "1/√d_k", dk: "1/d_k", sqrt_dmodel: "1/√d_model", layer: "1/((layer+1)√d_k)", log_n: "s ln n/√d_k",
   learned: "g/√d_k", qk_norm: "QK-norm", softcap: "1/√d_k, capped",
@@ -51,10 +51,10 @@ export const RULES = {
 
 const root = (number) => (given(number) ? Math.sqrt(number) : null);
 
-/** The number of a head that a sign names; null where it was not measured. */
+/** A sign's number for a head; null if it was not measured. */
 export function value(sign, head) {
-  const found = sign.of ? sign.of(head) : head[sign.key];
-  return Number.isFinite(found) ? found : null;
+  const number = sign.of ? sign.of(head) : head[sign.key];
+  return Number.isFinite(number) ? number : null;
 }
 
 /** The signs that at least one head has. */
@@ -63,7 +63,7 @@ export const measured = (heads, signs = SIGNS) => signs.filter((sign) => heads.s
 /** One scale for all the heads given: its ends, and whether it is logarithmic. */
 export function scale(sign, heads, keys) {
   const values = heads.map((head) => value(sign, head)).filter((number) => number !== null);
-  // the first threshold is always on the scale: it shows how far away it is
+  // the first threshold is always on the scale, so that its distance can be seen
   const free = () => [Math.min(0, ...values), Math.max(0, sign.marks?.[0][0] ?? 0, ...values)];
   const [low, high] = sign.range ? sign.range(Math.max(2, keys)) : free();
   const middle = [...values].sort((a, b) => a - b)[values.length >> 1];
@@ -78,7 +78,7 @@ export function place({ low, high, log }, number) {
   return Math.min(1, Math.max(0, share));
 }
 
-/** A number as people read it: fixed digits where digits are given, else three or four that count. */
+/** A number for people: with `digits` decimals if given, else with three or four significant digits. */
 export function written(number, digits) {
   if (!Number.isFinite(number)) return "–";
   const size = Math.abs(number);
@@ -87,19 +87,19 @@ export function written(number, digits) {
   return number.toFixed(size >= 100 ? Math.min(1, digits) : digits).replace("-", "−");
 }
 
-export const given = (said) => said !== null && said !== undefined;
-/** A threshold without digits that say nothing. */
+export const given = (value) => value !== null && value !== undefined;
+/** A threshold without trailing zeros. */
 export const plain = (number) => String(Number(number.toPrecision(4)));
 export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
-// Lightness alone carries the number, so the scales read the same with any colour vision, and on paper.
+// Lightness alone carries the number: scales read the same with any colour vision, and on paper.
 const STOPS = {
   light: [[244, 247, 250], [190, 215, 232], [107, 168, 208], [41, 108, 168], [10, 42, 92]],
   dark: [[27, 34, 48], [36, 74, 112], [58, 124, 165], [136, 187, 196], [250, 236, 178]],
 };
 
-/** The colour of a place between 0 and 1, and black or white, whichever reads better on it. */
+/** The colour for a share from 0 to 1, and black or white, whichever reads better on it. */
 export function shade(theme, share) {
   const stops = STOPS[theme], at = share * (stops.length - 1), from = Math.min(Math.floor(at), stops.length - 2);
   const rgb = stops[from].map((channel, i) => Math.round(channel + (at - from) * (stops[from + 1][i] - channel)));
@@ -118,10 +118,11 @@ export function shading(share) {
   return { "--light": light.css, "--light-ink": light.ink, "--dark": dark.css, "--dark-ink": dark.ink };
 }
 
-/** Layer names without the parts that all of them share; the whole name where nothing would be left. */
+/** Layer names without the parts that all of them share; a layer that runs several times keeps the number of its call. */
 export function shortened(names) {
-  const split = names.map((name) => String(name).split("."));
   if (names.length < 2) return names.map(String);
+  const call = / \(call (\d+)\)$/, end = names.some((name) => call.test(name)) ? ".1" : "";
+  const split = names.map((name) => (call.test(name) ? name.replace(call, ".$1") : name + end).split("."));
   const same = (i) => split.every((parts) => parts.length === split[0].length && parts[i] === split[0][i]);
   return split.map((parts) => parts.filter((_, i) => !same(i)).join(".") || parts.join("."));
 }

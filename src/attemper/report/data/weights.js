@@ -5,7 +5,7 @@ import { visible } from "./text.js";
 /** The bytes of a base64 string. */
 export const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-/** Numbers of 1, 2 or 4 bytes, little end first. */
+/** Little-endian numbers of 1, 2 or 4 bytes. */
 export function numbers(text, count) {
   const raw = bytes(text), size = count ? raw.length / count : 1;
   if (size === 1) return raw;
@@ -39,9 +39,9 @@ export function unpacked(entry) {
 export function album(entries) {
   const ready = new Map();
   return (layer, kind, input) => {
-    const place = entries.findIndex((one) => one.layer === layer && one.kind === kind && one.input === input);
-    if (place >= 0 && !ready.has(place)) ready.set(place, unpacked(entries[place]));
-    return ready.get(place) ?? null;
+    const index = entries.findIndex((entry) => entry.layer === layer && entry.kind === kind && entry.input === input);
+    if (index >= 0 && !ready.has(index)) ready.set(index, unpacked(entries[index]));
+    return ready.get(index) ?? null;
   };
 }
 
@@ -51,11 +51,11 @@ export function look(picture, head, side, at) {
     const pairs = picture.pairs(head, at);
     return pairs && new Map(pairs);
   }
-  const found = new Map();
+  const weights = new Map();
   for (let query = 0; query < picture.queries; query++) {
-    for (const [key, weight] of picture.pairs(head, query) ?? []) if (key === at) found.set(query, weight);
+    for (const [key, weight] of picture.pairs(head, query) ?? []) if (key === at) weights.set(query, weight);
   }
-  return found;
+  return weights;
 }
 
 /** The mean weight that each key receives from the rows that were kept. */
@@ -71,20 +71,20 @@ export function received(picture, head) {
   return sums;
 }
 
-/** What of a row is shown, what lies on hidden tokens, and what on keys that were not kept. */
+/** A row's weight in three parts: shown, on hidden tokens, and on keys that were not kept. */
 export function shares(weights, hidden) {
   let shown = 0, concealed = 0;
   for (const [key, weight] of weights) hidden.has(key) ? (concealed += weight) : (shown += weight);
   return { shown, hidden: concealed, rest: Math.max(0, 1 - shown - concealed) };
 }
 
-/** The names of patches of an image, row by row, behind the tokens that are none. */
+/** The names of an image's patches, row by row, after those of the tokens that are no patches. */
 function patchNames({ patches: { columns, first }, keys }) {
   const name = (i) => (i >= first ? `patch ${Math.floor((i - first) / columns)},${(i - first) % columns}` : i ? `[extra ${i}]` : "[class]");
   return Array.from({ length: keys }, (_, i) => name(i));
 }
 
-/** The names of the queries and of the keys of a picture; numbers where the input's tokens are not theirs. */
+/** The names of a picture's queries and keys; numbers if the input's tokens do not match them. */
 export function labels(picture, input) {
   if (picture.patches) {
     const names = patchNames(picture), special = names.map((_, i) => i < picture.patches.first);

@@ -4,7 +4,7 @@ import { place, written } from "../data/numbers.js";
 
 const CURVE_HEIGHT = 100; // of the viewBox; the style sheet sets the real one
 
-/** The ends of a scale for a curve, with some air. */
+/** The ends of a scale for a curve, with a margin. */
 export function span(values, floor = null) {
   const finite = values.filter(Number.isFinite), low = floor ?? Math.min(...finite), high = Math.max(...finite);
   const air = (high - low || Math.abs(high) || 1) * 0.06;
@@ -22,7 +22,7 @@ function pathOf(points, ends) {
   }).join("");
 }
 
-/** Curves with their scale: `lines` is [{points, kind}], `marks` are thresholds. Its numbers stand beside it. */
+/** Curves with their scale: `lines` is [{points, kind}], `marks` are thresholds. Its numbers are beside it. */
 export function curve(make, lines, ends, words, marks = []) {
   const rule = ([at, level]) => {
     const y = CURVE_HEIGHT * (1 - place(ends, at));
@@ -38,7 +38,7 @@ export function curve(make, lines, ends, words, marks = []) {
     inside.map(rule), drawn);
   const label = (at, kind) => make(`span.tick${kind}`, { "--y": 1 - place(ends, at) }, written(at));
   const numbers = [label(ends.high, ".top"), label(ends.low, ".bottom")];
-  const named = []; // from the top, as many as do not overlap
+  const named = []; // from the top down, those that do not overlap
   for (const mark of [...inside].reverse()) {
     if (!named.length || place(ends, named[named.length - 1][0]) - place(ends, mark[0]) > 0.1) named.push(mark);
   }

@@ -1,4 +1,4 @@
-// renderRun(root, document): the record of a training as a page one can point at. Nothing is fetched, no markup is parsed.
+// renderRun(root, document): the record of a training as an interactive page. Nothing is fetched, no markup is parsed.
 
 import { LEVELS, SIGN_OF, plural, written } from "../data/numbers.js";
 import { badge, grouped } from "../views/findings.js";
@@ -60,10 +60,10 @@ function headOf(make, run) {
 function listOf(make, run, act) {
   const { findings, notes } = run.document;
   const order = [...findings].sort((a, b) => LEVELS.indexOf(b.level) - LEVELS.indexOf(a.level) || a.step - b.step);
-  const chip = (one) => make("button.chip", { type: "button", title: one.says, onclick: () => act.find(one) },
+  const chip = (one) => make("button.chip", { type: "button", title: one.message, onclick: () => act.find(one) },
     make("bdi", {}, run.rows[run.find(one)]?.label ?? one.layer), one.head === null ? "" : ` · ${one.head}`, make("span.num", {}, `step ${one.step}`));
   const item = ({ first, all }) => make("li", {}, make("h3", {}, badge(make, first.level), `${first.title[0].toUpperCase()}${first.title.slice(1)}, from step ${first.step} on`),
-    make("p", {}, first.says), first.todo ? make("p", {}, make("b", {}, "To do: "), first.todo) : null, make("p.dim", {}, first.source),
+    make("p", {}, first.message), first.advice ? make("p", {}, make("b", {}, "Advice: "), first.advice) : null, make("p.dim", {}, first.source),
     make("div.chips", {}, all.slice(0, MOST_CHIPS).map(chip), all.length > MOST_CHIPS ? make("span.dim", {}, `and ${all.length - MOST_CHIPS} more`) : null));
   return make("section.wide", { "aria-label": "Findings" }, make("h2", {}, "Findings"),
     order.length ? make("ol.findings", {}, grouped(order).map(item)) : make("p", {}, "Nothing from the level “warn” on."),

@@ -1,4 +1,4 @@
-// A run's document as what the views look up: rows of heads, columns of steps, signs, and where a step lies on the axis. No page.
+// A run's document as the views read it: rows of heads, columns of steps, signs, the axis of steps. Runs without a page.
 
 import { LEVELS, SIGNS, scale, shortened } from "../data/numbers.js";
 import { cleaned } from "../data/text.js";
@@ -7,7 +7,7 @@ const GRADIENTS = [
   { key: "grad_q_rms", label: "|dq|, root mean square", says: "The size of the gradient that reaches the queries of this head." },
   { key: "grad_k_rms", label: "|dk|, root mean square", says: "The size of the gradient that reaches the keys of this head." },
 ];
-const FAR = 3; // a gap of so many usual ones is a gap, and not a wide column
+const FAR = 3; // a step this many usual steps wide is a gap, not a wide column
 
 const middle = (numbers) => [...numbers].sort((a, b) => a - b)[numbers.length >> 1];
 
@@ -65,7 +65,7 @@ export function readRun(given) {
 
 /** One scale for the whole run. Peaks grow by factors: from 100 on their scale is logarithmic. */
 function scaleOf(sign, cells, keys) {
-  const most = 20_000; // enough to know the ends of a scale, apart from the largest
+  const most = 20_000; // numbers that are sampled for the ends of a scale; the largest is exact
   const every = Math.ceil(cells.length / most), some = cells.filter((_, i) => i % every === 0);
   const largest = cells.reduce((top, cell) => (cell[sign.key] > top[sign.key] ? cell : top), cells[0] ?? {});
   if (sign.key === "peak" && largest.peak > 100) return { low: 1, high: largest.peak, log: true };

@@ -3,8 +3,8 @@
 import { roving } from "../views/dom.js";
 
 export const ROW = 26; // height of a token, as in the style sheet
-const FAINT = 0.03; // while nothing is pointed at, smaller weights draw no ribbon
-const LEAST = 0.002; // and otherwise these
+const FAINT = 0.03; // with no token in focus, smaller weights draw no ribbon
+const LEAST = 0.002; // with a token in focus, smaller weights draw none
 
 /** A token as a button; its weight goes into the last child. */
 export function tokenButton(make, view, side, at) {

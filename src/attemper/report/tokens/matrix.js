@@ -2,9 +2,9 @@
 
 import { shade } from "../data/numbers.js";
 
-const PIXELS = 160, TALLEST = 320; // of the page: where nothing is laid out yet, and as in the style sheet
+const PIXELS = 160, TALLEST = 320; // the width before the layout is known, and the height in the style sheet
 
-/** How many pixels a matrix of rows × keys gets: one for each weight, or those there are on the screen, so that none is skipped. */
+/** How many pixels a matrix of rows × keys gets: one for each weight, or those that the screen has. */
 function resolution(canvas, rows, keys) {
   const shown = canvas.clientWidth || PIXELS, fine = canvas.ownerDocument.defaultView.devicePixelRatio;
   const tall = Math.min(TALLEST, (shown * rows) / Math.max(1, keys));
@@ -12,7 +12,7 @@ function resolution(canvas, rows, keys) {
   return { width: least(keys, shown), height: least(rows, tall) };
 }
 
-/** The largest weight in each pixel, so that a diagonal stays one, of height × width pixels. */
+/** The largest weight in each of height × width pixels, so that a diagonal stays visible. */
 export function pooled(picture, head, queries, keys, height, width) {
   const most = new Float32Array(height * width);
   const column = new Map(keys.map((key, at) => [key, Math.floor((at * width) / keys.length)]));

@@ -16,7 +16,7 @@ function photo(make, image) {
   return canvas;
 }
 
-/** Arrow keys over the tokens before the patches, a line of their own, and over the grid. */
+/** Arrow keys over the grid, and over the tokens before the patches, which are one more line. */
 const steps = (front, columns, count) => (key, at) => {
   const up = at < front ? null : at - columns >= front ? at - columns : front - 1;
   const next = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at < front ? front : at + columns, ArrowUp: up,
@@ -24,7 +24,7 @@ const steps = (front, columns, count) => (key, at) => {
   return next === undefined || next === null || next < 0 || next >= count ? null : next;
 };
 
-/** One side: the tokens that are no patch, then the image under a grid of buttons. */
+/** One side: the tokens that are no patches, then the image under a grid of buttons. */
 function board(make, picture, view, side, image) {
   const { rows, columns, first } = picture.patches, seen = photo(make, image);
   const front = view.left[side].filter((at) => at < first).map((at) => tokenButton(make, view, side, at));
@@ -47,18 +47,18 @@ export function patches(make, picture, head, view, place, { image }) {
   place.replaceChildren(make("div.boards", {}, sides.query.box, sides.key.box), range);
   const { first } = picture.patches;
   const clear = ({ front, cells }) => {
-    for (const one of front) one.lastChild.textContent = "";
-    for (const one of cells) one.removeAttribute("style"), one.classList.remove("shaded");
+    for (const token of front) token.lastChild.textContent = "";
+    for (const patch of cells) patch.removeAttribute("style"), patch.classList.remove("shaded");
   };
   return { buttons: { query: sides.query.buttons, key: sides.key.buttons }, draw(focus, weights) {
-    const there = sides[focus?.side === "key" ? "query" : "key"];
+    const other = sides[focus?.side === "key" ? "query" : "key"];
     Object.values(sides).forEach(clear);
-    for (const one of there.front) one.lastChild.textContent = written(weights.get(Number(one.dataset.at)) ?? 0, picture.digits);
-    const of = (i) => weights.get(first + i) ?? 0, most = there.cells.reduce((found, _, i) => Math.max(found, of(i)), 0);
-    there.cells.forEach((one, i) => {
+    for (const token of other.front) token.lastChild.textContent = written(weights.get(Number(token.dataset.at)) ?? 0, picture.digits);
+    const of = (i) => weights.get(first + i) ?? 0, most = other.cells.reduce((largest, _, i) => Math.max(largest, of(i)), 0);
+    other.cells.forEach((patch, i) => {
       const share = most ? of(i) / most : 0;
-      one.classList.add("shaded");
-      for (const [name, said] of Object.entries({ ...shading(share), "--veil": 1 - Math.sqrt(share) })) one.style.setProperty(name, said);
+      patch.classList.add("shaded");
+      for (const [name, value] of Object.entries({ ...shading(share), "--veil": 1 - Math.sqrt(share) })) patch.style.setProperty(name, value);
     });
     const what = image ? "Clear where the weight is" : "Dark where the weight is";
     range.textContent = `${what}, from 0 to ${written(most, picture.digits)}${focus ? "" : ", the mean over all rows"}.`;

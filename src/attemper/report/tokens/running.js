@@ -1,4 +1,4 @@
-// Running text, shaded by the weight a token gets: what two columns cannot do for hundreds of tokens.
+// Running text, each token shaded by its weight: hundreds of tokens do not fit two columns.
 
 import { shading, written } from "../data/numbers.js";
 import { tokenList } from "./columns.js";

@@ -9,7 +9,7 @@ import { patches } from "./patches.js";
 import { paint } from "./matrix.js";
 
 const COLUMNS_UP_TO = 40; // more tokens than this read better as running text
-const COLUMNS_MOST = 600; // and more than this only so
+const COLUMNS_MOST = 600; // more than this are always running text
 const TOP = 5; // how many weights the sentence names
 const AT_REST = "The mean over all rows. Point at a token to see where it looks, or use the arrow keys; a click or Enter locks it.";
 const NOTHING = "No weights were kept for this layer and text, so there is nothing to draw; its signs were measured all the same.";
@@ -26,13 +26,13 @@ export function scene(picture, input, hide) {
 
 export const VIEWS = { image: patches, columns, text: running };
 
-/** The views there are: of patches, the image; of few tokens, columns; text. */
+/** The views that suit a picture: the image for patches, columns for few tokens, and running text. */
 function offered(picture) {
   const few = Math.max(picture.queries, picture.keys) <= COLUMNS_MOST;
   return [picture.patches ? "image" : null, few ? "columns" : null, "text"].filter(Boolean);
 }
 
-/** The one asked for, else the one that suits. */
+/** The view asked for, else the one that suits best. */
 function chosenView(state, picture) {
   const views = offered(picture), text = Math.max(picture.queries, picture.keys) > COLUMNS_UP_TO;
   return views.includes(state.view) ? state.view : views.includes("image") ? "image" : text ? "text" : views[0];
@@ -81,7 +81,7 @@ function mark(now, state, focus, weights) {
       const at = Number(button.dataset.at), weight = side === other ? weights?.get(at) : undefined;
       button.setAttribute("aria-pressed", String(state.at?.side === side && state.at.at === at));
       button.classList.toggle("focus", focus?.side === side && focus.at === at);
-      if (!now.drawn.numbers) continue; // shading says it, and the sentence
+      if (!now.drawn.numbers) continue; // the shading and the sentence show it
       button.lastChild.textContent = weight === undefined ? "" : written(weight, now.picture.digits);
       button.style.setProperty("--weight", weight ?? 0);
     }

@@ -1,4 +1,4 @@
-// Making elements. Text only ever enters a page here, as text nodes: no markup is parsed, whoever wrote the tokens.
+// Makes elements. Only here does text enter a page, as text nodes: no markup is parsed, whatever the tokens are.
 
 const DRAWN = new Set(["svg", "path", "line", "circle", "g", "text"]);
 

@@ -2,7 +2,7 @@
 
 import { SHAPES, given, plain, plural, written } from "../data/numbers.js";
 
-/** Findings that say the same of several heads, as one: {first, all}. The order, worst first, is kept. */
+/** Findings of one name, fault and level as {first, all}, worst first. */
 export function grouped(findings) {
   const groups = new Map();
   for (const finding of findings) {
@@ -26,7 +26,7 @@ export function verdict(make, scan, act) {
   const { verdict: said, findings: all } = scan.document;
   const worst = grouped(all.filter((finding) => finding.level !== "healthy")).slice(0, 3);
   const line = (group) => make("li", {}, make("button.link", { type: "button", onclick: () => act.find(group.first) }, heading(group)),
-    said.line.includes(group.first.says) ? null : make("span.dim", {}, group.first.says));
+    said.line.includes(group.first.message) ? null : make("span.dim", {}, group.first.message));
   const title = make(said.line.length > 110 ? "h1.long" : "h1", {}, said.line);
   return make("div.verdict", {}, make("div.line", {}, badge(make, said.level), title),
     worst.length ? make("ul.worst", {}, worst.map(line)) : null);
@@ -38,12 +38,12 @@ const CHIPS = 60; // a group shows no more at first
 function chip(make, scan, one, act, many = false) {
   const [layer, head] = many && given(one.head) ? ["", " · "] : ["layer ", " · head "];
   const number = () => (one.name === "scale" ? `applies ${plain(one.value)}` : written(one.value, one.value < 10 ? 2 : 1));
-  return make("button.chip", { type: "button", title: one.says, onclick: () => act.find(one) },
+  return make("button.chip", { type: "button", title: one.message, onclick: () => act.find(one) },
     layer, make("bdi", {}, scan.label(one)), given(one.head) ? `${head}${one.head}` : "",
     given(one.value) ? make("span.num", {}, number()) : null);
 }
 
-/** Findings that say the same of several heads: once, with a button for each. */
+/** A group, with a button for each head. */
 function group(make, scan, found, act) {
   const { first, all } = found;
   const facts = [given(first.threshold) ? `threshold ${plain(first.threshold)}` : null, first.source].filter(Boolean).join(" · ");
@@ -52,12 +52,12 @@ function group(make, scan, found, act) {
   const more = all.length > CHIPS ? make("button.link", { type: "button", onclick: rest }, `and ${all.length - CHIPS} more`) : null;
   const place = given(first.head) ? `, head ${first.head}` : "";
   const example = all.length > 1 ? make("span.dim", {}, "For one, layer ", make("bdi", {}, scan.label(first)), `${place}: `) : null;
-  return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, example, first.says),
-    first.todo ? make("p", {}, make("b", {}, "To do: "), first.todo) : null, make("p.dim", {}, facts),
+  return make("li", {}, make("h3", {}, badge(make, first.level), heading(found)), make("p", {}, example, first.message),
+    first.advice ? make("p", {}, make("b", {}, "Advice: "), first.advice) : null, make("p.dim", {}, facts),
     make("div.chips", {}, many && given(first.head) ? make("span.dim", {}, "layer · head, value") : null, chips, more));
 }
 
-/** All findings, worst first; the healthy ones behind a line of their own. */
+/** All findings, worst first; the healthy ones are folded behind one line. */
 export function findings(make, scan, act) {
   const groups = grouped(scan.document.findings), isHealthy = (one) => one.first.level === "healthy";
   const healthy = groups.filter(isHealthy), open = groups.filter((one) => !isHealthy(one));
@@ -74,12 +74,12 @@ const MOST = 12; // moved heads that are shown
 export function since(make, scan, act) {
   const { baseline } = scan.document;
   if (!baseline) return null;
-  const { created, file, says = [], gone = [], scales = [], moved = [] } = baseline, fresh = baseline.worse ?? baseline.new ?? [];
+  const { created, file, differences = [], gone = [], scales = [], moved = [] } = baseline, fresh = baseline.worse ?? baseline.new ?? [];
   const where = (one) => [make("bdi", {}, scan.label(one)), given(one.head) ? ` · ${one.head}` : ""];
   const step = (one) => ` ${one.sign ?? "scale"} ${written(one.before)} → ${written(one.after)}`;
   const changed = (one) => make("li", {}, chip(make, scan, one, act), step(one));
   const lost = (one) => make("li", {}, "gone: ", where(one), ` ${one.name}`);
-  const words = says.map((line) => make("li", {}, line));
+  const words = differences.map((line) => make("li", {}, line));
   const lines = [...words, ...gone.map(lost), ...scales.map(changed), ...moved.slice(0, MOST).map(changed)];
   const more = moved.length > MOST ? ` ${moved.length} heads moved; the first ${MOST} are shown.` : "";
   return make("section.wide", { "aria-label": "What changed" }, make("h2", {}, "What changed since ", make("bdi", {}, file)),

@@ -1,4 +1,4 @@
-// render(root, document): a scan's document as a page one can point at. No globals, no markup parsed, nothing fetched.
+// render(root, document): a scan's document as an interactive page. No globals, no markup parsed, nothing fetched.
 
 import { LEVELS, SIGNS, SIGN_OF, measured, shortened } from "../data/numbers.js";
 import { cleaned, cut, isolated, visible } from "../data/text.js";
@@ -10,9 +10,9 @@ import { findings, since, verdict } from "./findings.js";
 import { lanesView } from "./lanes.js";
 import { asked, audit, glossary, headView, notes, provenance, reading } from "./sections.js";
 
-let made = 0; // several reports may stand on one page: their ids must differ
+let made = 0; // several reports may be on one page, and their ids must differ
 
-/** The document with what the views look up: rows of heads, findings by place, pictures, signs. */
+/** The document, indexed for the views: rows of heads, findings by layer and head, pictures, signs. */
 export function read(given) {
   const document = cleaned(given);
   const lists = { inputs: [], layers: [], heads: [], findings: [], attention: [], images: [] };
@@ -39,7 +39,7 @@ export function read(given) {
     keys: Math.max(2, ...scan.layers.map((layer) => layer.keys ?? 0)), signs: measured(scan.heads, [...SIGNS, ...tokenSign(scan)]) };
 }
 
-/** With `--token`, another sign: the weight of the token on the key that gets most of it. */
+/** With `--token`, one more sign: the weight of the token on the key that gets most of it. */
 function tokenSign({ token }) {
   if (!token?.best) return [];
   const key = (one) => `${one.layer}|${one.kind}|${one.head}`;
@@ -71,7 +71,7 @@ export function toHash(state) {
   return new URLSearchParams(Object.entries(parts).filter(([, said]) => said !== null && said !== undefined)).toString();
 }
 
-/** The reverse; what does not exist in this scan is left at its start. */
+/** The reverse; what this scan does not have keeps its initial value. */
 export function fromHash(scan, hash, otherwise) {
   const said = new URLSearchParams(hash.replace(/^#/, "")), state = { ...otherwise };
   if (scan.signs.some((sign) => sign.key === said.get("sign"))) state.sign = said.get("sign");
@@ -149,6 +149,3 @@ export function render(root, document, options = {}) {
   show();
   return () => listeners.forEach(([target, kind, listener]) => target.removeEventListener(kind, listener));
 }
-
-/** As a notebook widget: the document is the trait `document`. */
-export default { render: ({ model, el }) => render(el, model.get("document")) };

@@ -16,7 +16,7 @@ export function lanesView(make, scan) {
   const node = make("section.wide", { "aria-label": title }, make("h2", {}, title), says, make("div.scroll", {}, table));
   const all = [{ rule: null, heads: scan.heads }, ...lanes];
   return { node, show(state) {
-    // a lane has signs of its own, but no token and no sinks
+    // a lane has its own signs, but no token and no sinks
     const has = (key) => measured(lanes.flatMap((lane) => lane.heads), SIGNS.filter((sign) => sign.key === key))[0];
     const sign = has(state.sign) ?? has("effective_keys") ?? SIGNS[0];
     const ends = scale(sign, all.flatMap((lane) => lane.heads), scan.keys);
@@ -31,7 +31,7 @@ export function lanesView(make, scan) {
 
 const mean = (numbers) => (numbers.length ? numbers.reduce((sum, one) => sum + one, 0) / numbers.length : null);
 
-/** What the producer says of a lane; for the model as it is, the same from its heads. */
+/** The numbers of a lane, from the document; for the model as it is, computed from its heads. */
 function summary(lane) {
   if (lane.rule !== null) return [lane.saturated_heads, lane.effective_keys, lane.peak, lane.logit_std];
   const of = (key) => lane.heads.map((head) => head[key]).filter(Number.isFinite);

@@ -2,13 +2,13 @@
 
 import { SHAPES, SIGN_OF, place, scale, shading, value, written } from "../data/numbers.js";
 import { grid, roving } from "./dom.js";
-import { paintSmall } from "./thumbnails.js";
+import { SHARE_OF, SMALL, paintSmall } from "./thumbnails.js";
 
 const STEPS = 32; // of the legend's bar
-const HEIGHT = 500; // what the rows share, in pixels of the page: then the whole map is seen at once
-const TALL = 330; // a map of more leaves no room below it
+const HEIGHT = 500; // pixels that the rows share, so that the whole map is seen at once
+const TALL = 330; // a taller map leaves no room below it
 
-/** How large a cell is, by how many there are; `wide` is the least that a column takes. */
+/** The size of a cell, by how many there are; `wide` is the least width of a column. */
 export function density({ rows, columns }, thumbs = false) {
   const height = Math.max(9, Math.min(34, Math.floor(HEIGHT / Math.max(1, rows.length)) - 2));
   const tight = !thumbs && (columns > 32 || height < 14), gap = tight ? 1 : 2, numbers = !thumbs && columns <= 16 && height >= 18;
@@ -16,15 +16,15 @@ export function density({ rows, columns }, thumbs = false) {
   return { height, gap, wide, numbers, tight, tall: rows.length * (height + gap) > TALL, broad: columns > 32 };
 }
 
-/** Everything of a head in one sentence: for a screen reader, and for the line under the map. */
-export function told(scan, row, head, sign) {
+/** A head in one sentence: for a screen reader, and for the line under the map. */
+export function describe(scan, row, head, sign) {
   const found = scan.findings.get(`${row.index}.${head.head}`) ?? [];
   const unit = sign.unit === "nats" ? " nats" : "";
   const marks = found.map((finding) => `; ${finding.level}: ${finding.name}`).join("");
   return `layer ${row.label}, head ${head.head}: ${sign.label} ${written(value(sign, head))}${unit}${marks}`;
 }
 
-/** The bar of a scale with its ends, and the thresholds that lie on it. As an axis its ends stand below it. */
+/** The bar of a scale with its ends and thresholds; as an axis, with the ends below it. */
 export function legend(make, sign, ends, axis = false, root = false) {
   const shade = (i) => (root ? Math.sqrt(i / (STEPS - 1)) : i / (STEPS - 1));
   const bar = Array.from({ length: STEPS }, (_, i) => make("i.shaded", shading(shade(i))));
@@ -64,7 +64,7 @@ function cell(make, scan, row, head, sign, ends, act, small) {
   if (picture) paintSmall(canvas, picture, head.head, small.theme);
   return make(`button.cell.${kind}`, {
     ...(kind === "shaded" ? shading(place(ends, number)) : {}), type: "button", "data-head": `${row.index}.${head.head}`,
-    "aria-label": told(scan, row, head, sign), title: told(scan, row, head, sign),
+    "aria-label": describe(scan, row, head, sign), title: describe(scan, row, head, sign),
     onclick: () => act.choose(row.index, head.head),
   }, canvas ?? make("span.number", {}, small ? "" : written(number, sign.digits)), shape(make, scan.findings.get(`${row.index}.${head.head}`), sign));
 }
@@ -82,7 +82,7 @@ function table(make, scan, sign, ends, act, small) {
     const found = shape(make, scan.findings.get(`${row.index}`), sign);
     return make("tr", {}, make("th", { scope: "row", title: row.name }, make("bdi", {}, row.label), found), cells);
   });
-  const many = wide < 20; // then there is room for every fourth number
+  const many = wide < 20; // there is room for every fourth number only
   const name = (_, column) => make("th", { scope: "col" }, make(many && column % 4 ? "span.unseen" : "span", {}, String(column)));
   const names = Array.from({ length: scan.columns }, name);
   const widest = Math.max(...scan.rows.map((row) => row.label.length));
@@ -102,9 +102,6 @@ function reveal(box, cell, names) {
   box.scrollTop += by(inner.top, inner.bottom, outer.top + stay.height, outer.top + box.clientHeight - 4);
   box.scrollLeft += by(inner.left, inner.right, outer.left + stay.width, outer.left + box.clientWidth - 4);
 }
-
-const SHARE_OF = { unit: "of the weight", digits: 0 };
-const SMALL = "Each cell is a head's attention: queries go down, keys to the right, shaded by √share of the weight, on one scale for all heads.";
 
 /** What cells show: a sign, or a thumbnail of the head. */
 function ways(make, scan, act) {

@@ -1,9 +1,12 @@
-// A thumbnail of every head: where the weight of its rows lies, in at most 16 × 16 blocks, on one scale for all heads.
+// A thumbnail of every head: its weights, summed in at most 16 × 16 blocks.
 
 import { shade } from "../data/numbers.js";
 import { bytes } from "../data/weights.js";
 
 const SIDE = 16; // blocks along a side, as the scan makes them
+/** What a thumbnail's shades mean: as a sign, for a legend, and in a sentence. */
+export const SHARE_OF = { unit: "of the weight", digits: 0 };
+export const SMALL = "Each cell is a head's attention: queries go down, keys to the right, shaded by √share of the weight, on one scale for all heads.";
 
 /** The share of each block of queries' weight on each block of keys: {rows, columns, shares}. */
 export function blocks(picture, head) {
@@ -25,7 +28,7 @@ export function blocks(picture, head) {
 
 const PALETTES = {}; // by theme
 
-/** Draw a head's thumbnail into a canvas, a pixel for each block; the style sheet makes it as large as its cell. */
+/** Draw a head's thumbnail into a canvas, a pixel for each block; the style sheet sizes it. */
 export function paintSmall(canvas, picture, head, theme) {
   const { rows, columns, shares } = blocks(picture, head);
   PALETTES[theme] ??= Array.from({ length: 256 }, (_, i) => [...shade(theme, Math.sqrt(i / 255)).rgb, 255]);

@@ -6,29 +6,27 @@ from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
-from ...health.thresholds import FAULTS, LEVELS
+from ...health.faults import FAULTS
+from ...health.thresholds import LEVELS
 from ...scale import RULES
 from ...vitals import Vitals
 from ...watch.examine import AttentionCall, Traced
 from ..document import Scale, ScaleFactor
-from .applied import Applied, applied, predicted_std
+from .applied import Applied, applied, logit_std, predicted_std
 from .declared import declared, hinted, is_of_transformers, layer_index, width
-from .judge import REMARKS, WEIGHTS_CLOSE, MeasuredScale, close, judge
-from .outliers import outliers
-from .sentences import explain, out_of_line, spread
-from .spread import logit_std
+from .judge import REMARKS, WEIGHTS_CLOSE, MeasuredScale, close, explain, judge, out_of_line, outliers, spread
 
 
 @dataclass(kw_only=True)
 class LayerScale(Scale):
-    """The scale of one layer as the document has it, its place, and its fault: one of ``health.thresholds.FAULTS`` or None."""
+    """The scale of one layer as the document has it, its place, and its fault: one of ``health.faults.FAULTS`` or None."""
 
     layer: str
     kind: str  # "self" or "cross"
     head_dim: int
     keys: float | None  # visible to a row, on average
     fault: str | None
-    todo: str
+    advice: str
 
     def part(self) -> Scale:
         """The ``scale`` of the document's layer."""
@@ -37,7 +35,7 @@ class LayerScale(Scale):
 
 @dataclass
 class CallScale:
-    """The scale of one call in numbers; what tracing finds after the softmax is added to `traced` later."""
+    """The scale of one call in numbers; `traced` is still filled after the softmax."""
 
     measured: MeasuredScale
     applied: Applied
@@ -48,7 +46,7 @@ class CallScale:
 
 @dataclass
 class SameScale:
-    """The calls of a layer that apply the same scale: the best of them, and the sums over all."""
+    """The calls of a layer with the same scale: the best traced of them, and sums over all."""
 
     best: CallScale
     rows: float = 0.0
@@ -56,17 +54,17 @@ class SameScale:
     keys: float = 0.0
 
     def takes(self, scale: CallScale) -> bool:
-        """Whether a call belongs here: it applies the same scale, or its scale cannot be compared."""
+        """Whether a call belongs to these: it applies the same scale, or its scale cannot be compared."""
         if not (scale.applied.followed and self.best.applied.followed):
             return True
         numbers, varied = (scale.applied.number, self.best.applied.number), (scale.measured, self.best.measured)
-        if any(one.varies is not None for one in varied) or None in numbers:
+        if any(measured.varies is not None for measured in varied) or None in numbers:
             return True
         return close(numbers[0] or 0.0, numbers[1] or 0.0, WEIGHTS_CLOSE)
 
     def add(self, scale: CallScale) -> None:
         if scale.applied.followed and not self.best.applied.followed:
-            self.best = scale  # keys from a cache cannot be followed; in another call they were computed
+            self.best = scale  # keys from a cache cannot be traced: an earlier call computed them
         rows, variance, keys = scale.sums
         self.rows, self.variance, self.keys = self.rows + rows, self.variance + variance, self.keys + keys
 
@@ -79,60 +77,60 @@ class Audit:
     calls: dict[tuple[str, str], list[SameScale]] = field(default_factory=dict)  # most layers apply one scale
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> CallScale:
-        found = applied(call)
-        facts, number = call.facts, found.number
+        call_scale = applied(call)
+        info, number = call.info, call_scale.number
         stated = declared(call, vitals.visible)
         if stated is None and number is not None:
-            stated = hinted(call, number / found.stretch, found.counted)
+            stated = hinted(call, number / call_scale.stretch, call_scale.counted)
         measured = MeasuredScale(
-            head_dim=facts.head_dim,
-            heads=facts.heads,
+            head_dim=info.head_dim,
+            heads=info.heads,
             applied=number,
-            factors=tuple(found.counted),
-            varies=found.varies,
-            learned=found.learned,
-            stretch=found.stretch,
+            factors=tuple(call_scale.counted),
+            varies=call_scale.varies,
+            learned=call_scale.learned,
+            stretch=call_scale.stretch,
             log_n=_grows(call, vitals),
-            norms=found.norms,
-            softcap=facts.softcap if facts.softcap is not None else call.softcap,
+            norms=call_scale.norms,
+            softcap=info.softcap if info.softcap is not None else call.softcap,
             width=width(call),
             layer=layer_index(call),
             declared=stated,
-            given=facts.declared,
-            argument=found.call,
+            given=info.declared,
+            argument=call_scale.call,
             by_design=is_of_transformers(call.frames[-1].module) or (stated is not None and stated.firm),
-            followed=found.followed,
+            followed=call_scale.followed,
         )
-        predicted = predicted_std(call, found.at_product)
-        return CallScale(measured, found, predicted, logit_std(call, vitals, rows), call.traced)
+        predicted = predicted_std(call, call_scale.at_product)
+        return CallScale(measured, call_scale, predicted, logit_std(call, vitals, rows), call.traced)
 
-    def keep(self, name: str, call: AttentionCall, found: CallScale | None) -> None:
-        if found is None:
+    def keep(self, name: str, call: AttentionCall, call_scale: CallScale | None) -> None:
+        if call_scale is None:
             return
-        groups = self.calls.setdefault((name, call.facts.kind), [])
-        group = next((one for one in groups if one.takes(found)), None)
+        groups = self.calls.setdefault((name, call.info.kind), [])
+        group = next((candidate for candidate in groups if candidate.takes(call_scale)), None)
         if group is None:
-            group = SameScale(found)
+            group = SameScale(call_scale)
             groups.append(group)
-        group.add(found)
+        group.add(call_scale)
 
     def layers(self) -> list[LayerScale]:
         """Every layer that was measured, in the order of the model."""
         measured = {place: [_complete(calls) for calls in groups] for place, groups in self.calls.items()}
-        layered = _follow_layers([one for several in measured.values() for one in several])
-        found = []
+        layered = _follow_layers([scale for several in measured.values() for scale in several])
+        scales = []
         for place, several in measured.items():
-            known = [replace(one, layered=layered) for one in several]
-            judged = [_layer(place, calls, one) for calls, one in zip(self.calls[place], known, strict=True)]
-            levels = [0 if one.fault is None else LEVELS.index(FAULTS[one.fault][0]) for one in judged]
+            known = [replace(scale, layered=layered) for scale in several]
+            judged = [_layer(place, calls, scale) for calls, scale in zip(self.calls[place], known, strict=True)]
+            levels = [0 if scale.fault is None else LEVELS.index(FAULTS[scale.fault].level) for scale in judged]
             worst = levels.index(max(levels))
-            found.append((_said(judged, worst), known[worst]))
-        layers = [layer for layer, _ in found]
-        for odd in outliers([(layer.layer, layer.kind, measured) for layer, measured in found]):
-            layer = layers[odd.place]
-            if layer.fault is None and layer.applied is not None:
-                says, todo = out_of_line(layer.applied, odd.others, odd.common)
-                layers[odd.place] = replace(layer, fault="odd", says=f"{layer.says} {says}", todo=todo)
+            scales.append((_combined(judged, worst), known[worst]))
+        layers = [layer for layer, _ in scales]
+        for odd in outliers([(layer.layer, layer.kind, measured) for layer, measured in scales]):
+            layer = layers[odd.index]
+            if layer.fault in (None, "unknown") and layer.applied is not None:
+                message, advice = out_of_line(layer.applied, odd.others, odd.common)
+                layers[odd.index] = replace(layer, fault="odd", message=f"{layer.message} {message}", advice=advice)
         return layers
 
 
@@ -149,25 +147,27 @@ def _complete(calls: SameScale) -> MeasuredScale:
     )
 
 
-def _said(judged: list[LayerScale], worst: int) -> LayerScale:
-    """A layer by its worst calls, with all the scales that its calls apply."""
+def _combined(judged: list[LayerScale], worst: int) -> LayerScale:
+    """The layer with the verdict of its worst calls, and a sentence that names the scales of all its calls."""
     layer = judged[worst]
     if len(judged) == 1:
         return layer
-    numbers = [f"{one.applied:.4g}" for one in judged if one.applied is not None]
-    return replace(layer, says=f"{layer.says} Its calls apply {', '.join(numbers[:-1])} and {numbers[-1]}.")
+    numbers = [f"{scale.applied:.4g}" for scale in judged if scale.applied is not None]
+    return replace(layer, message=f"{layer.message} Its calls apply {', '.join(numbers[:-1])} and {numbers[-1]}.")
 
 
-def _follow_layers(found: list[MeasuredScale]) -> bool:
+def _follow_layers(scales: list[MeasuredScale]) -> bool:
     """Whether two or more layers apply 1/((layer + 1) √d_k): in one layer that may be chance."""
-    at = [one for one in found if one.layer is not None and one.applied is not None]
-    following = [one for one in at if one.applied and close(one.applied, one.head_dim**-0.5 / ((one.layer or 0) + 1))]
-    return len({one.layer for one in following}) > 1 and len(following) == len(at)
+    at = [scale for scale in scales if scale.layer is not None and scale.applied is not None]
+    following = [
+        scale for scale in at if scale.applied and close(scale.applied, scale.head_dim**-0.5 / ((scale.layer or 0) + 1))
+    ]
+    return len({scale.layer for scale in following}) > 1 and len(following) == len(at)
 
 
 def _layer(place: tuple[str, str], calls: SameScale, measured: MeasuredScale) -> LayerScale:
     judged = judge(measured)
-    says, todo = explain(measured, judged)
+    message, advice = explain(measured, judged)
     stated, best = measured.declared, calls.best
     return LayerScale(
         layer=place[0],
@@ -187,9 +187,9 @@ def _layer(place: tuple[str, str], calls: SameScale, measured: MeasuredScale) ->
         logit_std=measured.logit_std,
         verdict="ok" if judged.fault is None or judged.fault in REMARKS else "fault",
         fault=judged.fault,
-        says=says,
-        std_says=spread(measured.logit_std, best.predicted),
-        todo=todo,
+        message=message,
+        std_message=spread(measured.logit_std, best.predicted),
+        advice=advice,
     )
 
 

@@ -1,4 +1,4 @@
-"""Declared: the scale that a model's config, its attention module or its rule says it applies."""
+"""The scale that the config of a model, its attention module or its rule declares."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ UNSCALED = {
 """Model types without a divisor, by design, and why."""
 
 MEANT = ("scaling", "scale", "softmax_scale", "qk_scale")
-"""Names of a scale that mean nothing else in a module named attention: below 1 and applied nowhere, it is ignored."""
+"""Attributes of attention modules that can only be a scale: one below 1 that is applied nowhere is ignored."""
 
 ATTRIBUTES = (*MEANT, "attn_scale", "inv_norm_factor", "norm_factor", "scale_attn")
-"""What attention modules call their scale, or its inverse."""
+"""Attributes that attention modules use for their scale or its inverse."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A scale that is written down. `firm`: a setting or a design, which the whole path must honour; otherwise an attribute or
-    an argument, which may be only a part of it."""
+    """A declared scale. `firm`: a setting or a design, which the whole path must honour; otherwise an attribute or an argument,
+    which may be only a part of it."""
 
     number: float
     by: str
-    says: str = ""  # the formula, where there is one
+    formula: str = ""  # the formula, if the setting has one
     firm: bool = True
     rule: str | None = None  # the name of the rule, where it was named
-    heeded: bool = True  # whether the path that ran has anything to do with it
+    heeded: bool = True  # whether the code that ran uses it
 
 
 def declared(call: AttentionCall, keys: Tensor | None = None) -> Declared | None:
-    """What is declared for the layer of a call, the firmest first; some rules need how many keys its rows see."""
-    facts = call.facts
+    """The firm declaration for the layer of a call; some rules need the number of keys that each row sees."""
+    info = call.info
     module = call.frames[-1].module
     if isinstance(module, MultiHeadAttention):
         return _by_rule(module, keys)
@@ -48,10 +48,10 @@ def declared(call: AttentionCall, keys: Tensor | None = None) -> Declared | None
     for settings, name in _settings(call):
         for attribute, reader in CONFIG.items():
             value = _setting(settings, attribute)
-            found = reader(value, settings, facts.head_dim, layer) if value is not None else None
-            if found is not None:
-                number, by, says = found
-                return Declared(number, f"{name}.{by}", says)
+            declaration = reader(value, settings, info.head_dim, layer) if value is not None else None
+            if declaration is not None:
+                number, by, formula = declaration
+                return Declared(number, f"{name}.{by}", formula)
         model_type = getattr(settings, "model_type", None)
         if model_type in UNSCALED:
             return Declared(1.0, f"{name}.model_type", UNSCALED[model_type])
@@ -59,8 +59,8 @@ def declared(call: AttentionCall, keys: Tensor | None = None) -> Declared | None
 
 
 def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declared | None:
-    """A declaration weaker than a setting: an attribute of the attention module that is the scale applied or a factor of it, else
-    what the attention interface was given, else the argument of the call."""
+    """A weaker declaration: an attribute of the attention module that equals the applied scale or a factor of it, else the
+    argument of the attention interface, else that of the call."""
     module = call.frames[-1].module
     unheeded = None
     for name in ATTRIBUTES:
@@ -69,16 +69,18 @@ def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declare
             continue
         by = f"{type(module).__name__}.{name}"
         for number in (float(value), 1 / float(value)):
-            parts = (applied,) if number == 1.0 else (applied, *factors)  # a 1 may mean: done before
+            parts = (
+                (applied,) if number == 1.0 else (applied, *factors)
+            )  # 1 may mean that the scale was applied earlier
             if any(abs(number - other) <= 1e-2 * abs(other) for other in parts):
                 return Declared(number, by, firm=False)
         if name in MEANT and value < 1 and traits(module).attends:
             unheeded = Declared(float(value), by, firm=False, heeded=False)
     if unheeded is not None:
         return unheeded
-    stated, by = call.facts.declared, "scaling, as given to the attention interface"
+    stated, by = call.info.declared, "scaling, as given to the attention interface"
     if stated is None and not call.product:
-        stated, default = call.facts.scale, "the call, which leaves the scale to its default"
+        stated, default = call.info.scale, "the call, which leaves the scale to its default"
         by = default if call.scale is None else "scale, the call's argument"
     if stated is None or (stated == 1.0 and abs(applied - stated) > 1e-2):
         return None
@@ -88,7 +90,7 @@ def hinted(call: AttentionCall, applied: float, factors: list[float]) -> Declare
 def layer_index(call: AttentionCall) -> int | None:
     """The layer's number in the model, from 0: from its module, else the first number in its name.
 
-    A negative number stands for no layer: attention that several layers share, as Zamba2's.
+    A negative number marks attention that several layers share, as in Zamba2.
     """
     for frame in reversed(call.frames):
         for name in ("layer_idx", "layer_id", "layer_index"):
@@ -100,7 +102,7 @@ def layer_index(call: AttentionCall) -> int | None:
 
 
 def is_of_transformers(module: nn.Module) -> bool:
-    """Whether a module is part of transformers: its scale, or no scale, is that of a paper."""
+    """Whether a module is part of transformers, whose scales are those of papers."""
     return type(module).__module__.startswith("transformers.")
 
 
@@ -122,10 +124,10 @@ def _setting(settings: Any, name: str) -> Any:
 
 
 def _settings(call: AttentionCall) -> list[tuple[Any, str]]:
-    """Where settings are: the config nearest to the call, then the attention module itself."""
+    """The holders of settings: the config nearest to the call, then the attention module."""
     module = call.frames[-1].module
-    found = (getattr(frame.module, "config", None) for frame in reversed(call.frames))
-    config = next((one for one in found if one is not None), None)
+    configs = (getattr(frame.module, "config", None) for frame in reversed(call.frames))
+    config = next((candidate for candidate in configs if candidate is not None), None)
     own = (module, type(module).__name__)
     return [own] if config is None else [(config, "config"), own]
 
@@ -135,14 +137,14 @@ def _by_rule(module: MultiHeadAttention, keys: Tensor | None) -> Declared | None
     counted = keys[keys > 0] if keys is not None else None
     if "keys" in rule.needs and (counted is None or not len(counted)):
         return None
-    found = rule.scale(
+    scale = rule.scale(
         head_dim=module.head_dim,
         heads=module.num_heads,
         layer=module.layer,
         keys=counted.double() if counted is not None else None,
         gain=float(module.gain.detach().double().mean()) if module.gain is not None else None,
     )
-    number = float(found.mean() if isinstance(found, Tensor) else found)
+    number = float(scale.mean() if isinstance(scale, Tensor) else scale)
     return Declared(number, f"rule={rule.name!r}", rule.formula, rule=rule.name)
 
 
@@ -152,13 +154,13 @@ Setting = tuple[float, str, str] | None
 
 def _gpt2(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:
     number = head_dim**-0.5 if value else 1.0
-    says = "1/√d_k" if value else "no scale"
+    formula = "1/√d_k" if value else "no scale"
     if not getattr(settings, "scale_attn_by_inverse_layer_idx", False):
-        return number, "scale_attn_weights", says
+        return number, "scale_attn_weights", formula
     if layer is None:
         return None
-    says = f"1/({layer + 1} √d_k)" if value else f"1/{layer + 1}"
-    return number / (layer + 1), "scale_attn_by_inverse_layer_idx", says
+    formula = f"1/({layer + 1} √d_k)" if value else f"1/{layer + 1}"
+    return number / (layer + 1), "scale_attn_by_inverse_layer_idx", formula
 
 
 def _multiplier(value: Any, settings: Any, head_dim: int, layer: int | None) -> Setting:

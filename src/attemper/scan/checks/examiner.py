@@ -1,29 +1,53 @@
-"""The examiner of the checks: what is read of every attention call, and the faults of all layers."""
+"""The examiner of the checks: it reads every attention call and finds the faults of all layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..._display import plural
 from ...health import Finding
 from ...health.faults import ATTENTION_FAULTS, CHECKS, CheckResult
+from ...health.finding import fault_finding
 from ...vitals import Vitals
 from ...watch.examine import AttentionCall, Traced, WeakMask
 from ..audit.judge import WEIGHTS_CLOSE, close
-from . import sentences
-from .declared import AHEAD, BACKWARD, DIFFERS, is_causal_module, is_decoder, is_published, says
-from .masks import MaskPattern, pattern, weak_argument
-from .padding import real_tokens
+from .declared import (
+    AHEAD,
+    BACKWARD,
+    DIFFERS,
+    is_causal_module,
+    is_decoder,
+    is_published,
+    matching_setting,
+    real_tokens,
+    window_of,
+)
+from .masks import SHORTEST, MaskPattern, is_cross_causal, pattern, weak_argument
+from .numbers import all_zero
 
 NUMBER = re.compile(r"\d+")
 FLOAT32 = torch.finfo(torch.float32).eps
-"""A weight below this cannot move a sum whose other weights are 1 in all; a mask that hides leaves none."""
+"""A smaller weight cannot change a sum of 1; a mask that hides a key leaves it none."""
+SHORT = ("mask_direction", "mask_agreement")
 Place = tuple[str, str]
+FaultRead = tuple[str, float | None, dict[str, Any]]
+"""A fault, its number, and the words that fill in its message."""
+TURNED = (
+    "Key {row} of head {head} holds numbers of token {token}: the keys were reshaped to (head dim, length), not transposed, so "
+    "every key mixes positions."
+)
+TURNED_ADVICE = "Write q @ k.transpose(-2, -1): a reshape or a view to the same shape moves numbers to other tokens."
+
+TOGETHER = (
+    "The softmax runs over the heads and the keys together: heads compete with one another. The weights of a row add up to "
+    "between {low} and {high} in each head instead of 1."
+)
 
 
 @dataclass
@@ -33,14 +57,22 @@ class CallReading:
     pattern: MaskPattern | None
     weak: WeakMask | None
     dropout: float
-    causal: bool | None  # what the module says
+    causal: bool | None  # as an attribute of the module says
     modules: tuple[nn.Module, ...]
     beside: bool
     traced: Traced | None
     queries: int
+    width: int = 1  # of a head
+    together: int = 1  # how many times as many columns as queries, if one product made them all
     packed: bool = False  # whether it is one document of a packed call
     over: str = "keys"
+    axes: tuple[int, int | None, int] | None = (
+        None  # of a softmax over others: its dimension, that of the keys, of how many
+    )
     softmaxes: int = 1
+    empty: int = 0  # rows that see no key
+    all_zero: bool = False  # whether every score is 0
+    cross_causal: bool = False
 
 
 @dataclass
@@ -49,216 +81,366 @@ class AttentionChecks:
 
     model: nn.Module
     traces: bool = True
+    declared: Mapping[str, bool] = field(default_factory=dict)  # by the user: what is meant
+    by_module: bool = True  # for experiments, which run the modules
     layers: dict[Place, list[CallReading]] = field(default_factory=dict)
     real: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     last: tuple[Tensor | None, tuple[Any, ...], MaskPattern | None] | None = None  # the mask that was read last
 
     def begin(self, batch: Any) -> None:
-        """Set the batch of the coming pass."""
+        """Set the batch of the next pass."""
         self.last = None
         self.real = real_tokens(self.model, batch)
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> CallReading:
-        facts = call.facts
+        info = call.info
         return CallReading(
             pattern=self._pattern(call),
             weak=weak_argument(call, vitals),
-            dropout=facts.dropout,
+            dropout=info.dropout,
             causal=is_causal_module(call),
             modules=tuple(frame.module for frame in call.frames[-2:]),
             beside=sum(call.sink_columns) > 0,
             traced=call.traced,
-            queries=facts.queries,
+            queries=info.queries,
+            width=info.head_dim,
+            together=_together(call),
             packed=call.document is not None,
+            empty=int((vitals.visible == 0).any(1).sum()),
+            all_zero=_all_zero(vitals),
+            cross_causal=is_cross_causal(call),
         )
 
     def _pattern(self, call: AttentionCall) -> MaskPattern | None:
         """The pattern of a call; most layers are given the same mask, and it is read once."""
-        facts = call.facts
-        real = self.real.get((facts.batch, facts.keys - sum(call.sink_columns)))
+        info = call.info
+        real = self.real.get((info.batch, info.keys - sum(call.sink_columns)))
         if call.logits is not None:
             return pattern(call, real)
-        place = (facts.kind, facts.batch, facts.queries, facts.keys, call.causal, call.window)
+        place = (info.kind, info.batch, info.queries, info.keys, call.causal, call.window)
         if self.last is None or self.last[0] is not call.mask or self.last[1] != place:
             self.last = call.mask, place, pattern(call, real)
         return self.last[2]
 
     def keep(self, name: str, call: AttentionCall, seen: CallReading | None) -> None:
         if seen is not None:
-            seen.over, seen.softmaxes = call.over, call.softmaxes
-            self.layers.setdefault((name, call.facts.kind), []).append(seen)
+            seen.over, seen.axes, seen.softmaxes = call.over, call.axes, call.softmaxes
+            self.layers.setdefault((name, call.info.kind), []).append(seen)
 
     def findings(self) -> list[Finding]:
         """The faults of all layers, each once for a layer."""
-        found: dict[tuple[Place, str], Finding] = {}
+        findings: dict[tuple[Place, str], Finding] = {}
         for place, readings in self.layers.items():
             for reading in readings:
-                for fault, value, (what, todo) in self._faults(place, reading):
-                    found.setdefault((place, fault), fault_finding(fault, place, value, what, todo))
-        for place, fault, (what, todo) in self._differing():
-            found.setdefault((place, fault), fault_finding(fault, place, None, what, todo))
-        return list(found.values())
+                for fault, value, words in self._faults(reading):
+                    findings.setdefault((place, fault), fault_finding(fault, place, value, **words))
+        modules = dict(self.model.named_modules())
+        for place in self.layers:
+            if place[0] in modules and all_zero(modules[place[0]]):
+                findings.pop((place, "zero_scores"), None)
+                findings[place, "zero_weights"] = fault_finding("zero_weights", place, 0.0)
+        for place, words in self._differing():
+            findings.setdefault((place, "masks_differ"), fault_finding("masks_differ", place, None, **words))
+        return list(findings.values())
 
     def results(self, findings: list[Finding]) -> list[CheckResult]:
         """Every check that costs no pass, with how many layers it judged."""
-        failed = {ATTENTION_FAULTS[str(one.fault)].check for one in findings if one.name == "attention"}
-        failed |= {"scale"} if any(one.name == "scale" and one.level != "note" for one in findings) else set()
+        failed = {ATTENTION_FAULTS[str(finding.fault)].check for finding in findings if finding.name == "attention"}
+        failed |= {"numbers"} if any(finding.name == "nan" for finding in findings) else set()
+        failed |= (
+            {"scale"} if any(finding.name == "scale" and finding.level != "note" for finding in findings) else set()
+        )
         results = []
         for name, check in CHECKS.items():
             if not check.deep:
-                judged = sum(any(_judges(name, one) for one in readings) for readings in self.layers.values())
+                judged = sum(any(_judges(name, reading) for reading in readings) for readings in self.layers.values())
                 state = "failed" if name in failed else "passed" if judged else "skipped"
-                results.append(CheckResult(name=name, state=state, deep=False, layers=judged, says=_says(name, state)))
+                needs = "5 tokens or more" if state == "skipped" and name in SHORT and self._is_short else None
+                results.append(
+                    CheckResult(
+                        name=name, state=state, deep=False, layers=judged, message=_message(name, state), needs=needs
+                    )
+                )
         return results
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether all self-attention is of fewer tokens than show a pattern."""
+        lengths = [
+            reading.queries for (_, kind), readings in self.layers.items() if kind == "self" for reading in readings
+        ]
+        return bool(lengths) and max(lengths) < SHORTEST
+
+    @property
+    def empty_rows(self) -> dict[str, int]:
+        """By layer: how many rows of a call see no key."""
+        return {name: max(reading.empty for reading in readings) for (name, _), readings in self.layers.items()}
+
+    @property
+    def _patterns(self) -> list[MaskPattern]:
+        return [
+            reading.pattern for readings in self.layers.values() for reading in readings if reading.pattern is not None
+        ]
 
     @property
     def packed(self) -> bool:
         """Whether a call was packed."""
-        return any(one.packed for readings in self.layers.values() for one in readings)
+        return any(reading.packed for readings in self.layers.values() for reading in readings)
+
+    @property
+    def heads_followed(self) -> bool:
+        """Whether the ops of every layer of self-attention show that its heads keep their positions."""
+        some = [reading.traced for (_, kind), readings in self.layers.items() if kind == "self" for reading in readings]
+        return bool(some) and all(
+            traced is not None and len(traced.cuts) >= len("qkv") and all(cut.right for cut in traced.cuts)
+            for traced in some
+        )
 
     @property
     def is_causal(self) -> dict[str, bool]:
         """By layer of self-attention, in the order they ran: whether its rows see no key after their own."""
         known = {
-            name: [one.pattern for one in readings if one.pattern is not None]
+            name: [reading.pattern for reading in readings if reading.pattern is not None]
             for (name, kind), readings in self.layers.items()
             if kind == "self"
         }
-        return {name: all(one.causal for one in patterns) for name, patterns in known.items() if patterns}
+        return {name: all(reading.causal for reading in patterns) for name, patterns in known.items() if patterns}
 
     @property
     def causal_lengths(self) -> set[int]:
         """How many queries the causal layers have."""
-        readings = [one for some in self.layers.values() for one in some if one.pattern is not None]
-        return {one.queries for one in readings if one.pattern is not None and one.pattern.causal}
+        readings = [reading for some in self.layers.values() for reading in some if reading.pattern is not None]
+        return {reading.queries for reading in readings if reading.pattern is not None and reading.pattern.causal}
 
     @property
     def prefix(self) -> int:
-        """How many first keys a mask lets rows see although they come later: those of a prefix LM; 0: none."""
-        patterns = [one.pattern for readings in self.layers.values() for one in readings if one.pattern is not None]
-        return max((one.prefix for one in patterns), default=0)
+        """The length of the prefix that every row sees, as in a prefix LM; 0: none."""
+        return max((pattern.prefix for pattern in self._patterns), default=0)
 
     @property
     def reads_both_ways(self) -> bool:
         """Whether some layers read from the left and others from the right."""
-        patterns = [one.pattern for readings in self.layers.values() for one in readings if one.pattern is not None]
-        left = any(one.past and not one.future for one in patterns)
-        return left and any(one.future and not one.past for one in patterns)
+        left = any(pattern.past and not pattern.future for pattern in self._patterns)
+        return left and any(pattern.future and not pattern.past for pattern in self._patterns)
 
     @property
-    def say_causal(self) -> bool:
-        """Whether all attention modules say that they are causal."""
+    def reads_backward(self) -> bool:
+        """Whether every layer reads from the right."""
+        return bool(self._patterns) and all(pattern.future and not pattern.past for pattern in self._patterns)
+
+    @property
+    def decoder(self) -> str | None:
+        """What declares the model to be a decoder: the user, its class or its config; None: nothing does."""
+        if "causal" in self.declared:
+            return "declared={'causal': True}" if self.declared["causal"] else None
+        found = is_decoder(self.model)
+        by_name = found is not None and not found.startswith("config.") and is_published(self.model)
         said = [one.causal for (_, kind), readings in self.layers.items() if kind == "self" for one in readings]
+        # XLNet and CPM-Ant have such names too, and attention modules that do not say that they are causal
+        return None if by_name and not any(said) else found
+
+    @property
+    def declare_causal(self) -> bool:
+        """Whether the user, or all attention modules, say that they are causal."""
+        if "causal" in self.declared:
+            return self.declared["causal"]
+        said = [reading.causal for (_, kind), readings in self.layers.items() if kind == "self" for reading in readings]
         return bool(said) and all(said)
 
-    def _faults(self, place: Place, one: CallReading) -> Iterator[tuple[str, float | None, tuple[str, str]]]:
-        traced = one.traced
-        if one.over != "keys":
+    @property
+    def declare_bidirectional(self) -> bool:
+        """Whether the user, or all attention modules, say that they are not causal."""
+        if "causal" in self.declared:
+            return not self.declared["causal"]
+        said = [reading.causal for (_, kind), readings in self.layers.items() if kind == "self" for reading in readings]
+        return bool(said) and all(reading is False for reading in said)
+
+    def _faults(self, reading: CallReading) -> Iterator[FaultRead]:
+        traced = reading.traced
+        if reading.over != "keys":
             sums = None if traced is None else traced.across
             if sums is None or not _are_one(sums):  # slot attention divides by the sum of each row afterwards
-                yield f"over_{one.over}", None if sums is None else sums[1], sentences.over(one.over, sums)
+                reach = (
+                    ""
+                    if sums is None
+                    else " The weights of a row add up to between {} and {} instead of 1.".format(*map(_short, sums))
+                )
+                yield f"over_{reading.over}", None if sums is None else sums[1], {"sums": reach, **_axes(reading.axes)}
             return
-        if one.softmaxes > 1:
-            yield "softmax_twice", float(one.softmaxes), sentences.twice()
-        if one.dropout > 0:
-            yield "dropout_in_eval", one.dropout, sentences.dropout(one.dropout)
+        if reading.softmaxes > 1:
+            yield "softmax_twice", float(reading.softmaxes), {}
+        if reading.dropout > 0:
+            yield "dropout_in_eval", reading.dropout, {"rate": f" (dropout_p={reading.dropout:g})"}
         if traced is not None:
-            yield from _of_weights(one, traced)
-        weak = one.weak or (None if traced is None else traced.weak)
+            yield from _of_weights(reading, traced)
+        if reading.all_zero:
+            yield "zero_scores", 0.0, {}
+        weak = reading.weak or (None if traced is None else traced.weak)
         if weak is not None and weak.weight > FLOAT32:
-            yield "weak_mask", weak.weight, sentences.weak(weak.how, weak.weight)
-        elif one.pattern is not None:
-            yield from self._of_mask(place, one, one.pattern)
+            yield "weak_mask", weak.weight, {"mask": weak.how, "weight": _short(weak.weight)}
+        elif reading.pattern is not None:
+            yield from self._of_mask(reading, reading.pattern)
+        if reading.cross_causal:
+            yield "crossed_causal", None, {}
         for cut in () if traced is None else traced.cuts:
             if not cut.right:
-                yield "heads_mixed", None, sentences.mixed(cut.head, cut.row, cut.token, cut.turned)
+                words = {"row": cut.row, "head": cut.head, "token": cut.token}
+                turned = {"message": TURNED.format(**words), "advice": TURNED_ADVICE} if cut.turned else {}
+                yield "heads_mixed", None, words | turned
                 return
         merged = None if traced is None else traced.merged
         if merged is not None and not merged.right:
-            yield "heads_joined", None, sentences.joined(merged.row, merged.token)
+            yield "heads_joined", None, {"row": merged.row, "token": merged.token}
 
-    def _of_mask(
-        self, place: Place, one: CallReading, seen: MaskPattern
-    ) -> Iterator[tuple[str, float | None, tuple[str, str]]]:
-        decoder = is_decoder(self.model)
-        if seen.future and not seen.past and not self._reads_backward(one):
-            yield ("transposed_mask" if seen.own else "inverted_mask"), None, sentences.inverted(seen.own)
-        elif seen.shifted and says(one.modules, AHEAD) is None:
-            yield "shifted_mask", 1.0, sentences.shifted()
+    def _of_mask(self, reading: CallReading, seen: MaskPattern) -> Iterator[FaultRead]:
+        decoder = self.decoder
+        if seen.future and not seen.past and not self._reads_backward(reading):
+            yield ("transposed_mask" if seen.own else "inverted_mask"), float(seen.count), {"example": seen.example}
+        elif seen.shifted and matching_setting(reading.modules, AHEAD) is None:
+            yield "shifted_mask", 1.0, {"example": seen.example}
         elif (
-            decoder is not None and seen.future and not seen.prefix and one.causal is not False and self._is_outer(one)
+            decoder is not None
+            and seen.future
+            and not seen.prefix
+            and reading.causal is not False
+            and self._is_outer(reading)
         ):
-            yield "missing_mask", None, sentences.missing(decoder)
+            yield "missing_mask", float(seen.count), {"declared_by": decoder, "example": seen.example}
+        elif seen.causal and seen.past and self._is_bidirectional(reading):
+            yield (
+                "causal_unasked",
+                None,
+                {"declared_by": type(self.model).__name__, "row": 0, "key": reading.queries - 1},
+            )
+        window = window_of(reading.modules)
+        if (
+            window is not None and seen.causal and seen.far == reading.queries - 1 > 2 * window[1]
+        ):  # of an image it is a side
+            words = {"declared_by": window[0], "window": window[1], "distance": seen.far}
+            yield "window_ignored", float(seen.far), words | {"example": f"row {seen.far} sees key 0"}
         if seen.padding_seen:
-            if seen.words_hidden:
-                yield "padding_inverted", None, sentences.padding_inverted()
-            else:
-                yield "padding_visible", None, sentences.padding_visible()
-        if seen.heads_differ and not any(map(is_published, one.modules)) and says(one.modules, DIFFERS) is None:
-            yield "heads_differ", None, sentences.heads_differ()
+            fault = "padding_inverted" if seen.words_hidden else "padding_visible"
+            yield (
+                fault,
+                float(seen.padded_keys),
+                {"example": seen.padded, "count": plural(seen.padded_keys, "padded key")},
+            )
+        if (
+            seen.heads_differ
+            and not any(map(is_published, reading.modules))
+            and matching_setting(reading.modules, DIFFERS) is None
+        ):
+            yield "heads_differ", None, {"example": seen.heads_example}
 
-    def _is_outer(self, one: CallReading) -> bool:
+    def _is_bidirectional(self, reading: CallReading) -> bool:
+        """Whether its class, or the attention module, says that a model's rows see later tokens."""
+        if is_published(self.model) or matching_setting((*reading.modules, self.model), DIFFERS) is not None:
+            return False
+        return "MaskedLM" in type(self.model).__name__  # a module's causal = False may mean that the mask is given
+
+    def _is_outer(self, reading: CallReading) -> bool:
         """Whether a layer belongs to the decoder that the model declares, not to an image or sound encoder inside it."""
-        config = getattr(one.modules[-1], "config", None)
+        config = getattr(reading.modules[-1], "config", None)
         whole = getattr(self.model, "config", None)
         return config is None or whole is None or getattr(config, "model_type", 0) == getattr(whole, "model_type", 1)
 
-    def _reads_backward(self, one: CallReading) -> bool:
-        """Whether a model reads from the right on purpose: it says so, or other layers read from the left."""
-        return says((*one.modules, self.model), BACKWARD) is not None or self.reads_both_ways
+    def _reads_backward(self, reading: CallReading) -> bool:
+        """Whether a model declares that it reads from the right, or has other layers that read from the left."""
+        return matching_setting((*reading.modules, self.model), BACKWARD) is not None or self.reads_both_ways
 
-    def _differing(self) -> Iterator[tuple[Place, str, tuple[str, str]]]:
-        """Layers that see the future among similar ones that do not, or the other way round; the fewer are named."""
+    def _differing(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """Layers that see the future among similar layers that do not, or the other way round: the smaller group."""
         groups: dict[tuple[str, str], dict[Place, CallReading]] = {}
         for place, readings in self.layers.items():
-            first = next((one for one in readings if one.pattern is not None), None)
+            first = next((reading for reading in readings if reading.pattern is not None), None)
             if first is not None and first.causal is None:
                 groups.setdefault((NUMBER.sub("#", place[0]), place[1]), {})[place] = first
         for group in groups.values():
             some = list(group.values())
-            if len(some) < 2 or any(is_published(one.modules[-1]) for one in some):
+            if len(some) < 2 or any(is_published(reading.modules[-1]) for reading in some):
                 continue
-            if any(says(one.modules, DIFFERS) is not None for one in some):
+            if any(matching_setting(reading.modules, DIFFERS) is not None for reading in some):
                 continue
-            seeing = [place for place, one in group.items() if one.pattern is not None and one.pattern.future]
+            seeing = [
+                place for place, reading in group.items() if reading.pattern is not None and reading.pattern.future
+            ]
             hiding = [place for place in group if place not in seeing]
             fewer, rest = (seeing, hiding) if len(seeing) <= len(hiding) else (hiding, seeing)
+            sees = next(group[place].pattern for place in seeing or hiding)
+            example = f" ({sees.example})" if sees is not None and sees.example else ""
+            if fewer is seeing:
+                does, do, of_rest = (
+                    f"sees keys after its own position{example}",
+                    "does not" if len(rest) == 1 else "do not",
+                    "",
+                )
+            else:
+                does, do, of_rest = (
+                    "hides keys after its own position",
+                    "sees them" if len(rest) == 1 else "see them",
+                    example,
+                )
             for place in fewer:
-                yield place, "masks_differ", sentences.differ(len(rest), fewer is seeing)
+                yield place, {"does": does, "others": f"{plural(len(rest), 'similar layer')} {do}{of_rest}"}
 
 
-def fault_finding(fault: str, place: Place, value: float | None, what: str, todo: str) -> Finding:
-    """A finding about a layer's attention."""
-    known = ATTENTION_FAULTS[fault]
-    return Finding("attention", known.level, *place, None, value, None, known.source, what, todo, fault)
-
-
-def _of_weights(one: CallReading, traced: Traced) -> Iterator[tuple[str, float | None, tuple[str, str]]]:
+def _of_weights(reading: CallReading, traced: Traced) -> Iterator[FaultRead]:
     sums = traced.sums
-    if sums is None or close(*sums, WEIGHTS_CLOSE) or one.beside:
+    if sums is None or close(*sums, WEIGHTS_CLOSE) or reading.beside:
         return
     if "dropped" in traced.changes:
-        if not one.dropout:
-            yield "dropout_in_eval", None, sentences.dropout(None)
+        if not reading.dropout:
+            yield "dropout_in_eval", None, {"rate": ""}
     elif "gated" in traced.changes:
         return
-    elif "masked" in traced.changes:
-        yield "masked_after_softmax", sums[0], sentences.masked_after(sums)
-    elif "divided" in traced.changes:
-        yield "uneven_rows", sums[0], sentences.uneven(sums)
+    elif "added" in traced.changes:
+        yield "added_after_softmax", sums[1], {"low": _short(sums[0]), "high": _short(sums[1])}
+    elif not traced.changes and reading.together > 1 and sums[0] < 1 / reading.together < sums[1]:
+        yield "over_heads", sums[1], {"message": TOGETHER.format(low=_short(sums[0]), high=_short(sums[1]))}
+    elif {"masked", "divided"} & set(traced.changes):
+        fault = "masked_after_softmax" if "masked" in traced.changes else "uneven_rows"
+        yield fault, sums[0], {"low": _short(sums[0]), "high": _short(sums[1])}
+
+
+def _together(call: AttentionCall) -> int:
+    """Of scores (B, Lq, H · Lk) from one product: H, if Lk is Lq; otherwise 1."""
+    info = call.info
+    whole = info.heads == 1 and info.kind == "self" and not call.products and not any(call.sink_columns)
+    return info.keys // info.queries if whole and info.keys % info.queries == 0 else 1
+
+
+def _all_zero(vitals: Vitals) -> bool:
+    """Whether every score that a row compares with others is 0."""
+    several = vitals.visible > 1
+    return bool(several.any()) and not bool(((vitals.mean != 0) | (vitals.variance != 0))[several].any())
+
+
+def _axes(axes: tuple[int, int | None, int] | None) -> dict[str, Any]:
+    """What to write in place of a softmax over the wrong dimension, if the scores are not (batch, heads, queries, keys)."""
+    if axes is None or axes[1] is None or axes[1] == axes[2] - 1:
+        return {}
+    dim, keys, count = axes
+    return {
+        "advice": f"These scores have their keys in dimension {keys} of {count}, and the softmax runs over dimension {dim}: "
+        f"write softmax(dim={keys}), or permute the scores to (batch, heads, queries, keys) and write softmax(dim=-1)."
+    }
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}"
 
 
 def _are_one(sums: tuple[float, float]) -> bool:
     return close(*sums, WEIGHTS_CLOSE) and close(sums[0], 1.0, WEIGHTS_CLOSE)
 
 
-def _judges(name: str, one: CallReading) -> bool:
+def _judges(name: str, reading: CallReading) -> bool:
     """Whether a reading shows enough for a check to pass."""
-    traced = one.traced
+    traced = reading.traced
     if name in ("mask_direction", "mask_agreement"):
-        return one.pattern is not None
+        return reading.pattern is not None
     if name == "mask_padding":
-        return one.pattern is not None and one.pattern.judged_padding
+        return reading.pattern is not None and reading.pattern.judged_padding
     if name == "row_sums":
         return traced is not None and (traced.scores is None or traced.sums is not None or traced.across is not None)
     if name == "head_layout":
@@ -266,7 +448,7 @@ def _judges(name: str, one: CallReading) -> bool:
     return True
 
 
-def _says(name: str, state: str) -> str:
+def _message(name: str, state: str) -> str:
     if state == "skipped":
         return _SKIPPED.get(name, "no layer shows it")
     return CHECKS[name].passes

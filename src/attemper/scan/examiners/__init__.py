@@ -1,8 +1,8 @@
-"""What a scan measures of every attention call while q, k and the logits are there; nothing of the size n × n is kept.
+"""What a scan measures of every attention call while q, k and the logits are in memory; nothing of size n × n is stored.
 
-items.py             the input that is running, and which rows and keys of a call are whose
+items.py             the current input, and the rows and keys of each of its items
 sinks.py             weight on first and special tokens
-neighbours.py        weight on the token before, itself and the token after
+neighbours.py        weight on the token itself and its neighbours
 text_dependence.py   how much the weights change with the text
 tokens.py            what one token attends to
 maps.py              the weights that the report shows

@@ -1,4 +1,4 @@
-"""Items: the input that the model is running on, and which rows and keys of a call belong to each item of its batch."""
+"""The input that the model is running on, and which rows and keys of a call belong to each item of its batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CurrentInput:
 class Item:
     """One item of a batch in one call: its rows and columns, and their tokens."""
 
-    place: int  # in the batch
+    index: int  # in the batch
     number: int  # of the input
     rows: tuple[int, int]  # its queries, from and up to
     keys: tuple[int, int]
@@ -51,35 +51,35 @@ class Item:
 
 
 def items(call: AttentionCall, rows: Tensor | None, current: CurrentInput) -> list[Item]:
-    """The items of a call; none if its columns are not the keys in order (hashed buckets) or its items are not the inputs."""
+    """The items of a call; none if its columns are not the keys in order (hashed buckets), or its batch is another."""
     known = current.items
-    facts, (before, after) = call.facts, call.sink_columns
-    numbers = known.inputs if known.inputs is not None else tuple(range(facts.batch))
+    info, (before, after) = call.info, call.sink_columns
+    numbers = known.inputs if known.inputs is not None else tuple(range(info.batch))
     if len(numbers) == 1:
-        numbers *= facts.batch
-    if not call.in_order or len(numbers) != facts.batch:
+        numbers *= info.batch
+    if not call.in_order or len(numbers) != info.batch:
         return []
-    last = facts.keys - after
-    square = facts.kind == "self" and facts.queries == last - before
-    found = []
-    for place, number in enumerate(numbers):
-        start, stop = _span(rows, place, facts.queries)
+    last = info.keys - after
+    square = info.kind == "self" and info.queries == last - before
+    listed = []
+    for index, number in enumerate(numbers):
+        start, stop = _span(rows, index, info.queries)
         keys = (before + start, before + stop) if square else (before, last)
-        tokens = _of(known.tokens, place, keys[1] - keys[0])
-        special = _of(known.special, place, keys[1] - keys[0])
-        found.append(Item(place, number, (start, stop), keys, tokens, special or (False,) * (keys[1] - keys[0])))
-    return found
+        tokens = _of(known.tokens, index, keys[1] - keys[0])
+        special = _of(known.special, index, keys[1] - keys[0])
+        listed.append(Item(index, number, (start, stop), keys, tokens, special or (False,) * (keys[1] - keys[0])))
+    return listed
 
 
-def _span(rows: Tensor | None, place: int, length: int) -> tuple[int, int]:
+def _span(rows: Tensor | None, index: int, length: int) -> tuple[int, int]:
     """From the first real query of an item to one after its last."""
     if rows is None:
         return 0, length
-    real = rows[place if rows.shape[0] > 1 else 0].nonzero().flatten().tolist()
+    real = rows[index if rows.shape[0] > 1 else 0].nonzero().flatten().tolist()
     return (real[0], real[-1] + 1) if real else (0, 0)
 
 
-def _of(entries: tuple[tuple[T, ...], ...] | None, place: int, length: int) -> tuple[T, ...] | None:
+def _of(entries: tuple[tuple[T, ...], ...] | None, index: int, length: int) -> tuple[T, ...] | None:
     """An item's entry if it has as many tokens as there are keys: a decoder has other tokens than its encoder."""
-    found = entries[place] if entries is not None and place < len(entries) else ()
-    return found if len(found) == length else None
+    entry = entries[index] if entries is not None and index < len(entries) else ()
+    return entry if len(entry) == length else None

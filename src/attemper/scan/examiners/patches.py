@@ -17,13 +17,13 @@ from ...watch.examine import is_in
 from ..document import DenseMap, Patches, SmallImage, TopMap
 from ..input.batch import Input
 
-FRONT = 8  # tokens before the patches: one class token, a distilled one, four registers; more is another layout
+FRONT = 8  # most tokens before the patches: a class token, a distilled one, four registers
 PIXELS = 88  # of the longer side: three bytes each make 31 kB of base64
 
 
 def add_patches(attention: Sequence[DenseMap | TopMap], model: nn.Module, inputs: Sequence[Input]) -> None:
     """Set ``patches`` of every attention map that is over patches: where they begin, and how many there are."""
-    cut = _cutter(model)
+    cut = _patch_convolution(model)
     if cut is None:
         return
     name, layer = cut
@@ -40,7 +40,7 @@ def add_patches(attention: Sequence[DenseMap | TopMap], model: nn.Module, inputs
 
 def images(attention: Sequence[DenseMap | TopMap], inputs: Sequence[Input]) -> list[SmallImage]:
     """The document's ``images``: those whose patches are shown, as bytes of red, green and blue."""
-    found = []
+    pictures = []
     for number in sorted({entry.input for entry in attention if entry.patches is not None}):
         pixels = _seen(inputs[number])
         shrink = min(1.0, PIXELS / max(pixels.shape[1:]))
@@ -48,12 +48,12 @@ def images(attention: Sequence[DenseMap | TopMap], inputs: Sequence[Input]) -> l
         small = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0]
         data = (small.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().cpu()
         coded = base64.b64encode(data.numpy().tobytes()).decode()
-        found.append(SmallImage(input=number, width=size[1], height=size[0], data=coded))
-    return found
+        pictures.append(SmallImage(input=number, width=size[1], height=size[0], data=coded))
+    return pictures
 
 
-def _cutter(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
-    """The first convolution, if its windows do not overlap."""
+def _patch_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
+    """The name and the module of the first convolution, if its windows do not overlap."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d):
             whole = (
@@ -64,7 +64,7 @@ def _cutter(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
 
 
 def _tower(name: str, layers: Sequence[str]) -> str:
-    """The smallest part of a model with a module and some of the layers: the image encoder of CLIP."""
+    """The smallest module that has both the convolution and some of the layers, such as the image encoder of CLIP."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         prefix = ".".join(parts[:end])
@@ -73,9 +73,9 @@ def _tower(name: str, layers: Sequence[str]) -> str:
     return ""
 
 
-def pixels_of(one: Input) -> Tensor | None:
-    """The image that a model is given, (C, H, W); None if there is none."""
-    batch = one.batch
+def pixels_of(given: Input) -> Tensor | None:
+    """The image in an input, (C, H, W); None if there is none."""
+    batch = given.batch
     if isinstance(batch, Mapping):
         batch = batch.get("pixel_values", ())
     elif isinstance(batch, tuple) and batch:
@@ -84,11 +84,11 @@ def pixels_of(one: Input) -> Tensor | None:
     return batch[0] if usable and isinstance(batch, Tensor) else None
 
 
-def _seen(one: Input) -> Tensor:
+def _seen(image_input: Input) -> Tensor:
     """The image before normalisation, (3, H, W), 0 to 1; for a user's batch, scaled from its minimum to its maximum."""
-    pixels = one.pixels
+    pixels = image_input.pixels
     if pixels is None:
-        given = pixels_of(one)
+        given = pixels_of(image_input)
         assert given is not None  # or it would have no patches
         pixels = given.detach().float().nan_to_num(0.0)
         low, high = torch.aminmax(pixels)

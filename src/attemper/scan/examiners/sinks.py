@@ -22,25 +22,25 @@ from .items import CurrentInput, Item, items
 FIRST = "the first token"  # texts begin with different words
 SPECIAL = "a special token"
 LEARNED = "a learned column"
-LEAST_REST = 1e-3  # with less weight left, float32 has too few digits
+LEAST_REST = 1e-3  # least weight on the other keys: below it float32 has too few digits
 COLUMNS = 16  # computed together
 
 
 @dataclass
 class SinkGroup:
-    """Keys of one name."""
+    """The keys that share a name, such as all [SEP] tokens."""
 
     weight: Tensor  # (H,), summed over rows
     token: str | None
     positions: list[int]
-    each: Tensor  # (H, positions), of the first text that has them
+    each: Tensor  # (H, positions), from the first text that has them
 
 
 @dataclass
 class SinkSums:
-    """Sums over the rows of some texts."""
+    """Sums over the rows of the texts so far."""
 
-    rows: Tensor  # (H,): rows that see enough keys for a weight to have a meaning
+    rows: Tensor  # (H,): rows that see enough keys for a weight to mean anything
     evenness: Tensor
     evenness_rows: Tensor
     groups: dict[str, SinkGroup] = field(default_factory=dict)
@@ -65,60 +65,60 @@ class Sinks:
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> list[SinkSums]:
         return [_look(call, vitals, rows, item) for item in items(call, rows, self.current)]
 
-    def keep(self, name: str, call: AttentionCall, found: list[SinkSums]) -> None:
-        place = (name, call.facts.kind)
-        for one in found:
-            if place not in self._sums:
-                self._sums[place] = one
-            elif len(self._sums[place].rows) == len(one.rows):
-                self._sums[place].add(one)
+    def keep(self, name: str, call: AttentionCall, sums: list[SinkSums]) -> None:
+        layer = (name, call.info.kind)
+        for item in sums:
+            if layer not in self._sums:
+                self._sums[layer] = item
+            elif len(self._sums[layer].rows) == len(item.rows):
+                self._sums[layer].add(item)
 
     def table(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """Per (layer, kind) and head: sink_weight, sink_token, sink_position, evenness_without_sinks; None: not known.
 
-        The weight is the mean over rows that see at least 8 keys, on the name that has most of it; the position is that of the
-        first text in which the name appeared.
+        The token is the name that gets most weight, and the weight its mean over rows that see at least 8 keys; the position is
+        from the first text with that name.
         """
-        return {place: [_of_head(sums, head) for head in range(len(sums.rows))] for place, sums in self._sums.items()}
+        return {layer: [_of_head(sums, head) for head in range(len(sums.rows))] for layer, sums in self._sums.items()}
 
 
 def _look(call: AttentionCall, vitals: Vitals, rows: Tensor | None, item: Item) -> SinkSums:
-    lse, visible, entropy = (sign[item.place] for sign in (vitals.lse, vitals.visible, vitals.entropy))  # (H, Lq)
+    lse, visible, entropy = (sign[item.index] for sign in (vitals.lse, vitals.visible, vitals.entropy))  # (H, Lq)
     counted = visible > 0
     if rows is not None:
-        counted = counted & rows[item.place if rows.shape[0] > 1 else 0]
+        counted = counted & rows[item.index if rows.shape[0] > 1 else 0]
     enough = counted & (visible >= SATURABLE_KEYS)
     named = _named(call, item)
     columns = torch.tensor(
         [column for group in named.values() for column in group], device=lse.device, dtype=torch.long
     )
-    weight, own, there, each = torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(visible), []
+    weight, own, sinks_seen, each = torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(visible), []
     for part in columns.split(COLUMNS):
-        z = logits_of_keys(call, item.place, part)
+        z = logits_of_keys(call, item.index, part)
         log_weight = z - lse.unsqueeze(-1)
         p = log_weight.exp()
-        weight, there = weight + p.sum(-1), there + (z > HIDDEN_BIAS).sum(-1)
+        weight, sinks_seen = weight + p.sum(-1), sinks_seen + (z > HIDDEN_BIAS).sum(-1)
         own = own + (p * log_weight.masked_fill(p == 0, 0.0)).sum(-1)
         each.append(p.masked_fill(~enough.unsqueeze(-1), 0.0).double().sum(1))
-    rest, left = 1 - weight, visible - there
+    rest, left = 1 - weight, visible - sinks_seen
     used = counted & (left >= 2) & (rest > LEAST_REST)
     rest = rest.where(used, 1.0)
     even = ((entropy + own) / rest + rest.log()) / left.where(used, 2).to(rest.dtype).log()
-    found = SinkSums(enough.sum(-1), even.clamp(0, 1).where(used, 0.0).double().sum(-1), used.sum(-1))
+    sink_sums = SinkSums(enough.sum(-1), even.clamp(0, 1).where(used, 0.0).double().sum(-1), used.sum(-1))
     sums, start = torch.cat(each, -1), 0
     for name, group in named.items():
         part = sums[:, start : start + len(group)]
         start += len(group)
         positions = [column - item.keys[0] for column in group]
         token = None if name == LEARNED or item.tokens is None else item.tokens[positions[0]]
-        found.groups[name] = SinkGroup(part.sum(-1), token, positions, part)
-    return found
+        sink_sums.groups[name] = SinkGroup(part.sum(-1), token, positions, part)
+    return sink_sums
 
 
 def _named(call: AttentionCall, item: Item) -> dict[str, list[int]]:
-    """The columns that may be sinks, by name: the first key, special tokens, and columns that are no keys."""
+    """The columns that may be sinks, by name: the first key, special tokens, and learned columns."""
     start, stop = item.keys
-    found: dict[str, list[int]] = {}
+    columns_of: dict[str, list[int]] = {}
     for column in range(start, stop):
         if item.special[column - start]:
             name = item.tokens[column - start] if item.tokens is not None else SPECIAL
@@ -126,28 +126,28 @@ def _named(call: AttentionCall, item: Item) -> dict[str, list[int]]:
             name = FIRST
         else:
             continue
-        found.setdefault(name, []).append(column)
+        columns_of.setdefault(name, []).append(column)
     before, after = call.sink_columns
-    beside = [*range(before), *range(call.facts.keys - after, call.facts.keys)]
-    learned = [column for column in beside if not any(start <= column < stop for start, stop in call.products)]
-    return found | ({LEARNED: learned} if learned else {})
+    added = [*range(before), *range(call.info.keys - after, call.info.keys)]
+    learned = [column for column in added if not any(start <= column < stop for start, stop in call.products)]
+    return columns_of | ({LEARNED: learned} if learned else {})
 
 
 def _of_head(sums: SinkSums, head: int) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(("sink_weight", "sink_token", "sink_position", "evenness_without_sinks"))
+    row: dict[str, Any] = dict.fromkeys(("sink_weight", "sink_token", "sink_position", "evenness_without_sinks"))
     rows, even_rows = int(sums.rows[head]), int(sums.evenness_rows[head])
     evenness = float(sums.evenness[head])
     if even_rows and math.isfinite(evenness):
-        found["evenness_without_sinks"] = evenness / even_rows
+        row["evenness_without_sinks"] = evenness / even_rows
     if rows and sums.groups:
         group = max(sums.groups.values(), key=lambda group: float(group.weight[head]))
         weight = float(group.weight[head]) / rows
         if math.isfinite(weight):
             position = group.positions[int(group.each[head].argmax())]
             outside = position < 0 or group is sums.groups.get(LEARNED)
-            found |= {
+            row |= {
                 "sink_weight": weight,
                 "sink_token": group.token,
                 "sink_position": None if outside else position,
             }
-    return found
+    return row

@@ -1,4 +1,4 @@
-"""Tokens: which tokens a token attends to, head by head, and for each of them the head that gives it most."""
+"""Which tokens a token attends to, head by head, and for each of them the head that gives it most."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PIECE = re.compile(r"^(?:##|[Ġ▁])|</w>$| \(\d+/\d+\)$")
 
 COUNTED = re.compile(r"(.+):([1-9]\d*)")
 SHOWN = 60  # tokens named in an error
-OTHERS = 256  # other queries whose weights are averaged, at most; spread over the text
+OTHERS = 256  # average over at most so many other queries, spread over the text
 
 
 def find_token(asked: str, tokens: Sequence[str]) -> int:
     """The position of a token in a sequence.
 
     Args:
-        asked: its text, as the tokenizer has it or without its marks, in any case; ``"it:2"`` is the second one of that text,
-            and a plain number is a position (so ``"7:1"`` is the first token that reads 7).
-        tokens: the sequence, as the tokenizer has it.
+        asked: its text, with the tokenizer's marks or without, in upper or lower case; ``"it:2"`` is the second token with that
+            text, and a plain number is a position (so ``"7:1"`` is the first token that reads 7).
+        tokens: the sequence, with the tokenizer's marks.
 
     Example:
         >>> from attemper.scan.examiners.tokens import find_token
@@ -47,14 +47,14 @@ def find_token(asked: str, tokens: Sequence[str]) -> int:
     text, number = (counted[1], int(counted[2])) if counted else (asked, 1)
     plain = [word_of(token) for token in tokens]
     # exactly, else without marks, else in any case
-    for wanted, there in ((text, tokens), (text, plain), (text.casefold(), [word.casefold() for word in plain])):
-        found = [place for place, token in enumerate(there) if token == wanted]
-        if len(found) >= number:
-            return found[number - 1]
-        if found:
+    for wanted, words in ((text, tokens), (text, plain), (text.casefold(), [word.casefold() for word in plain])):
+        positions = [index for index, token in enumerate(words) if token == wanted]
+        if len(positions) >= number:
+            return positions[number - 1]
+        if positions:
             raise InputError(
-                f"--token: {text!r} occurs {len(found)} times, at {', '.join(map(str, found))}; got {asked!r}. "
-                f"Type {text}:{len(found)} for the last."
+                f"--token: {text!r} occurs {len(positions)} times, at {', '.join(map(str, positions))}; got {asked!r}. "
+                f"Type {text}:{len(positions)} for the last."
             )
     pieces = _pieces(text, tokens)
     split = f" It is made of {' + '.join(map(repr, pieces))}: ask for one of them." if pieces else ""
@@ -69,12 +69,12 @@ def word_of(token: str) -> str:
 def _pieces(word: str, tokens: Sequence[str]) -> list[str]:
     """Consecutive tokens that form a word together; none if there are none."""
     for start in range(len(tokens)):
-        made = ""
+        joined = ""
         for end in range(start, len(tokens)):
-            made += word_of(tokens[end]).casefold()
-            if made == word.casefold():
+            joined += word_of(tokens[end]).casefold()
+            if joined == word.casefold():
                 return list(tokens[start : end + 1])
-            if len(made) >= len(word):
+            if len(joined) >= len(word):
                 break
     return []
 
@@ -87,8 +87,8 @@ def _named(tokens: Sequence[str]) -> str:
 class TokenWeights:
     """An examiner that keeps one query's weights over all tokens, in every self-attention over these tokens.
 
-    Beside them it keeps what other queries give the same tokens on average: a head in which every token attends to one token says
-    nothing about the token asked for.
+    It also keeps the mean weight that other queries give the same tokens: a head in which every token attends to one token says
+    nothing about the chosen token.
 
     ``best`` is the largest weight on another token, without special tokens and the two neighbours: heads that attend to these do
     so in any sentence. ``strongest`` leaves nothing out. A token that no head gives any weight is not a target: a mask hides it,
@@ -108,21 +108,21 @@ class TokenWeights:
         self.special = list(special) if special is not None else [False] * len(tokens)
         self.position = find_token(asked, tokens)
         self.input, self.item, self.current = number, item, current
-        rest = [place for place in range(len(tokens)) if place != self.position and not self.special[place]]
+        rest = [index for index in range(len(tokens)) if index != self.position and not self.special[index]]
         self._rest = rest[:: -(-len(rest) // OTHERS)] if rest else []
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was kept, before the model runs again."""
+        """Forget the weights, before the model runs again."""
         self._sums: dict[tuple[str, str], tuple[Tensor, int]] = {}  # a layer that runs several times is averaged
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor | None:
         """The weights of the query and the mean of others, (2, H, tokens); None where the call is not over these tokens."""
         before, after = call.sink_columns
-        keys = call.facts.keys - before - after
-        now = self.current is None or self.current.items.inputs == (self.input,)
-        here = now and call.facts.kind == "self" and call.in_order and self.item < call.facts.batch
-        if not here or not call.facts.queries == keys == len(self.tokens):
+        keys = call.info.keys - before - after
+        this_input = self.current is None or self.current.items.inputs == (self.input,)
+        fits = this_input and call.info.kind == "self" and call.in_order and self.item < call.info.batch
+        if not fits or not call.info.queries == keys == len(self.tokens):
             return None
         own = self._weights(call, vitals, torch.tensor([self.position], device="cpu"))[:, 0]
         total, count = torch.zeros_like(own), torch.zeros_like(own)
@@ -139,10 +139,10 @@ class TokenWeights:
         weights = weights_of_rows(call, vitals, rows.to(vitals.lse.device), self.item)[0]
         return weights[..., before : before + len(self.tokens)].double().cpu()
 
-    def keep(self, name: str, call: AttentionCall, found: Tensor | None) -> None:
-        if found is not None:
-            total, count = self._sums.get((name, call.facts.kind), (torch.zeros_like(found), 0))
-            self._sums[name, call.facts.kind] = (total + found, count + 1)
+    def keep(self, name: str, call: AttentionCall, weights: Tensor | None) -> None:
+        if weights is not None:
+            total, count = self._sums.get((name, call.info.kind), (torch.zeros_like(weights), 0))
+            self._sums[name, call.info.kind] = (total + weights, count + 1)
 
     def result(self) -> TokenAttention:
         """The document's ``token``."""
@@ -151,7 +151,7 @@ class TokenWeights:
             for (layer, kind), (total, count) in self._sums.items()
             for head, (own, others) in enumerate((total / count).transpose(0, 1).tolist())
         ]
-        targets = [self._target(place, heads) for place in range(len(self.tokens))] if heads else []
+        targets = [self._target(index, heads) for index in range(len(self.tokens))] if heads else []
         targets = [target for target in targets if target.weight > 0]
         chosen = [target for target in targets if not target.special and abs(target.position - self.position) > 1]
         return TokenAttention(
@@ -165,16 +165,16 @@ class TokenWeights:
             strongest=max(targets, key=lambda target: target.weight, default=None),
         )
 
-    def _target(self, place: int, heads: Sequence[TokenHead]) -> Target:
+    def _target(self, position: int, heads: Sequence[TokenHead]) -> Target:
         """A token, and the head that gives it the most weight."""
-        best = max(heads, key=lambda row: row.weights[place] or 0.0)
+        best = max(heads, key=lambda row: row.weights[position] or 0.0)
         return Target(
             layer=best.layer,
             kind=best.kind,
             head=best.head,
-            token=self.tokens[place],
-            position=place,
-            weight=best.weights[place] or 0.0,
-            special=self.special[place],
-            others=None if best.others is None or math.isnan(best.others[place] or 0.0) else best.others[place],
+            token=self.tokens[position],
+            position=position,
+            weight=best.weights[position] or 0.0,
+            special=self.special[position],
+            others=None if best.others is None or math.isnan(best.others[position] or 0.0) else best.others[position],
         )

@@ -1,8 +1,7 @@
-"""dtype: the weights of some rows in the model's own dtype and in bfloat16: which layers attend to other keys?"""
+"""dtype: compare the weights of some rows in the model's own dtype and in bfloat16."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -10,14 +9,14 @@ from torch import Tensor, nn
 
 from ...vitals import Vitals
 from ...watch.examine import AttentionCall, Examiner, examine, weights_of_rows
-from ..input.batch import call as call_model
+from ..unchanged import call as call_model
+from ..unchanged import converted
 from .subject import CannotRun
-from .trial import Answer, Moved, Trial
+from .trial import ERRORS, Answer, Moved, Trial
 
 ROWS = 16
-MIND = 0.25
+NOTABLE = 0.25
 """The share of its weight that a layer must move to other keys, on average, to be named; attemper's own, no published number."""
-TODO = "Nothing to do in float32. To run it in bfloat16, compute scores and softmax in float32, or add QK-norm."
 
 
 @dataclass
@@ -27,15 +26,15 @@ class RowWeights(Examiner):
     layers: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def look(self, call: AttentionCall, vitals: Vitals, rows: Tensor | None) -> Tensor:
-        length = call.facts.queries
+        length = call.info.queries
         places = torch.linspace(0, length - 1, min(ROWS, length), device=call.query.device).long().unique()
-        found = weights_of_rows(call, vitals, places)
+        weights = weights_of_rows(call, vitals, places)
         if rows is not None and rows.shape[-1] == length:
-            found = found * rows[:, None, places, None]
-        return found
+            weights = weights * rows[:, None, places, None]
+        return weights
 
     def keep(self, name: str, call: AttentionCall, seen: Tensor) -> None:
-        self.layers.setdefault((name, call.facts.kind), seen)
+        self.layers.setdefault((name, call.info.kind), seen)
 
 
 def weights_in(model: nn.Module, batch: object) -> dict[tuple[str, str], Tensor]:
@@ -53,10 +52,12 @@ def dtype(trial: Trial) -> Answer:
     if known != {torch.float32}:
         raise CannotRun("the model is not in float32")
     own = trial.weights
-    half = copy.deepcopy(model).bfloat16()
     batch = _narrowed(trial.subject.batch)
     trial.runner.take()
-    after = weights_in(half, batch)
+    try:
+        after = weights_in(converted(model, torch.bfloat16, tables=False), batch)
+    except ERRORS:  # its tables are read in other ways too
+        after = weights_in(converted(model, torch.bfloat16), batch)
     moved = {
         place: float((weights - after[place]).abs().sum(-1).div(2).mean())
         for place, weights in own.items()
@@ -64,13 +65,11 @@ def dtype(trial: Trial) -> Answer:
     }
     if not moved:
         raise CannotRun("no layer of the copy in bfloat16 could be compared")
-    (layer, _), most = max(moved.items(), key=lambda one: one[1])
-    # one digit: the next one depends on the order in which a machine adds, and so rounds
+    (layer, _), most = max(moved.items(), key=lambda item: item[1])
+    # one digit: the next one differs between machines, which add in other orders
     about = f"{10 * round(10 * most)}" if most >= 0.1 else f"{100 * most:.1g}"
-    says = f"in bfloat16 a row moves about {about} % of its weight to other keys, on average, in {layer or 'the model'}"
-    if most < MIND:
-        return Answer(says)
-    return trial.fault("dtype_changes", Moved(layer, most, 0), f"{says[0].upper()}{says[1:]}.", TODO)
+    answer = trial.fault("dtype_changes", Moved(layer, most, 0), percent=about, where=layer or "the model")
+    return Answer(f"i{answer.message[1:].rstrip('.')}") if most < NOTABLE else answer
 
 
 def _narrowed(batch: object) -> object:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..checks.padding import is_real, named_arguments
+from ..checks.declared import is_published, is_real, named_arguments
 
 TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_embeds")
+TARGET = re.compile(r"^(tgt|trg|target|decoder)|_(tgt|trg|target)$", re.IGNORECASE)
+"""Of two sequences, the name of the one whose order is time."""
 OTHERS = ("token_type_ids", "position_ids", "cache_position")
 
 
 class CannotRun(Exception):
-    """Why an experiment does not apply to a model."""
+    """Why an experiment decided nothing; ``needs``: what to pass so that it does, None: it does not apply to the model."""
+
+    def __init__(self, why: str, needs: str | None = None) -> None:
+        super().__init__(why)
+        self.needs = needs
 
 
 @dataclass
 class NamedBatch:
-    """What a model is called with. ``tokens`` names the argument whose order is time: (B, L) ids, or (B, L, D) numbers."""
+    """The arguments of a call. ``tokens`` names the one whose order is time: (B, L) ids, or (B, L, D) numbers."""
 
     model: nn.Module
     batch: Any
     tokens: str
     arguments: dict[str, Any] = field(default_factory=dict)
     sequence_first: bool = False  # (L, B, …): attention runs along the first dimension
+    rivals: list[str] = field(default_factory=list)  # other sequences of that length, one of which may be meant
     ordered: bool = True  # whether it is a sequence of tokens; an image or a sound is not
 
     @classmethod
@@ -38,25 +46,41 @@ class NamedBatch:
         """The parts of a batch. ``sizes`` are (batch, queries) of the self-attention that was seen, ``causal`` those queries of
         which the layers are causal: of two sequences, theirs is the one whose order is time."""
         arguments = named_arguments(model, batch)
-        name = next((one for one in TOKENS if isinstance(arguments.get(one), Tensor)), None)
-        first = False
+        name = next((candidate for candidate in TOKENS if isinstance(arguments.get(candidate), Tensor)), None)
+        first, rivals = False, []
         if name is None:
-            likely = [one for one, value in arguments.items() if _may_be_tokens(one, value)]
+            likely = [candidate for candidate, value in arguments.items() if _may_be_tokens(candidate, value)]
+            likely = likely or [name for name, value in arguments.items() if _are_frames(value, causal)]
             if not likely:
-                others = [one for one, value in arguments.items() if isinstance(value, Tensor) and value.dim() > 1]
+                others = [
+                    candidate for candidate, value in arguments.items() if isinstance(value, Tensor) and value.dim() > 1
+                ]
                 if not others:
-                    raise CannotRun("no argument of the model is a tensor with several dimensions")
+                    raise CannotRun(
+                        "no argument of the model is a tensor with several dimensions", "a batch of tensors (batch, …)"
+                    )
                 return cls(model, batch, others[0], arguments, ordered=False)
-            name = next((one for one in likely if arguments[one].shape[1] in causal), likely[0])
+            called = [candidate for candidate in likely if TARGET.search(candidate)] if len(likely) > 1 else []
+            name = next(
+                (candidate for candidate in called or likely if arguments[candidate].shape[1] in causal),
+                (called or likely)[0],
+            )
             shape = tuple(arguments[name].shape[:2])
+            rivals = (
+                []
+                if called
+                else [
+                    candidate for candidate in likely if candidate != name and arguments[candidate].shape[:2] == shape
+                ]
+            )
             first = sizes is not None and shape not in sizes and shape[::-1] in sizes
-        return cls(model, batch, name, arguments, first)
+        return cls(model, batch, name, arguments, first, rivals=rivals)
 
     @property
     def value(self) -> Tensor:
         """The tokens, (B, L, …)."""
-        found: Tensor = self.arguments[self.tokens]
-        return found.transpose(0, 1) if self.sequence_first else found
+        tokens: Tensor = self.arguments[self.tokens]
+        return tokens.transpose(0, 1) if self.sequence_first else tokens
 
     @property
     def length(self) -> int:
@@ -77,17 +101,27 @@ class NamedBatch:
 
     @property
     def real(self) -> Tensor:
-        """(B, L): which tokens are no padding."""
+        """(B, L): which tokens are not padding."""
         name = self.mask
         value = None if name is None else self.arguments.get(name)
         found = None if value is None else is_real(str(name), value)
-        ones = torch.ones(self.items, self.length, dtype=torch.bool, device=self.value.device)
-        return ones if found is None else found
+        return self._without_padding_ids() if found is None else found
+
+    def _without_padding_ids(self) -> Tensor:
+        """(B, L): all tokens but those at the ends with the id that the model's own embedding declares to be padding."""
+        ids, embeddings = self.value, [one for one in self.model.modules() if isinstance(one, nn.Embedding)]
+        pads = {one.padding_idx for one in embeddings if one.padding_idx is not None}
+        real = torch.ones(ids.shape[:2], dtype=torch.bool, device=ids.device)
+        if len(pads) != 1 or ids.is_floating_point() or ids.dim() != 2 or is_published(self.model):
+            return real
+        words = (ids != pads.pop()).int()
+        inside = words.cummax(1).values.bool() & words.flip(1).cummax(1).values.flip(1).bool()
+        return inside if bool(inside.any(1).all()) else real
 
     def needs_tokens(self) -> None:
-        """Raise if the input is no sequence of tokens."""
+        """Raise if the input is not a sequence of tokens."""
         if not self.ordered:
-            raise CannotRun(f"{self.tokens} is no sequence of tokens")
+            raise CannotRun(f"{self.tokens} is not a sequence of tokens")
 
     def other_lengths(self) -> set[int]:
         """The lengths of the other sequences among its arguments."""
@@ -121,7 +155,10 @@ class NamedBatch:
             return (noise * float(tokens.double().std())).to(tokens)
         known = self.value.unique()
         if len(known) < 2:
-            known = torch.stack([known[0], (known[0] + 1).clamp(max=max(int(known[0]), 1))])
+            only = int(known[0])
+            known = known.new_tensor(
+                sorted((only, only - 1 if only > 1 else only + 1))
+            )  # how many words there are is unknown
         places = torch.searchsorted(known, tokens.contiguous().clamp(int(known[0]), int(known[-1])))
         return known[(places + 1 + seed) % len(known)]
 
@@ -151,33 +188,66 @@ class NamedBatch:
             if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[:2] == self.value.shape[:2]:
                 others[other] = _joined(value, _last(value, more), left)
             elif isinstance(value, Tensor) and length in value.shape[1:]:
-                raise CannotRun(f"{other} has the length of the tokens in a dimension that is not its second")
+                raise CannotRun(
+                    f"{other} has the length of the tokens in a dimension that is not its second",
+                    "a mask (batch, length) of padding alone",
+                )
         return self.with_tokens(_joined(self.value, extra, left), **others)
 
-    def shortened(self) -> Any:
-        """The batch without its last token."""
+    def first(self, count: int) -> NamedBatch:
+        """The batch with its first tokens alone, (batch, length, …)."""
         others = {
-            name: value[:, :-1]
+            name: value[:, :count]
             for name, value in self.arguments.items()
             if name != self.tokens and isinstance(value, Tensor) and value.shape[:2] == self.value.shape[:2]
         }
-        return self.with_tokens(self.value[:, :-1], **others)
+        tokens = self.value[:, :count]
+        arguments = {**self.arguments, **others, self.tokens: tokens}
+        return replace(self, batch=self.with_tokens(tokens, **others), arguments=arguments)
 
     def with_item(self) -> Any:
         """The batch with one more item, of other tokens."""
         others: dict[str, Any] = {}
+        for name, value, axis in self._by_item():
+            more = value.narrow(axis, 0, 1)
+            more = more.flip(-1) if value.is_floating_point() and value.dim() > 2 else more
+            others[name] = torch.cat([value, more], axis)
+        extra = self.other_tokens(self.value[:1], seed=2)
+        return self.with_tokens(torch.cat([self.value, extra], 0), **others)
+
+    def another(self) -> Any:
+        """A batch of the same shapes that holds something else, padding too."""
+        others = {name: value.roll(1, axis) for name, value, axis in self._by_item()}
+        tokens = self.value.roll(1, 0)
+        if self.items == 1 or bool((self.value == tokens).all()):
+            tokens = self.other_tokens(self.value)
+            others = {
+                name: value.flip(-1) if value.is_floating_point() and value.dim() > 2 else value
+                for name, value in others.items()
+            }
+        given = self.arguments.get(self.mask or "")
+        if isinstance(given, Tensor) and bool(self.real.all()):
+            padded = given.clone()
+            padded[:, -1:] = _padding_like(str(self.mask), given, 1)
+            others[str(self.mask)] = padded
+        return self.with_tokens(tokens, **others)
+
+    def alone(self, item: int = 0) -> NamedBatch:
+        """The batch without all items but one."""
+        tokens = self.value[item : item + 1]
+        others = {name: value.narrow(axis, item, 1) for name, value, axis in self._by_item()}
+        tokens_given = tokens.transpose(0, 1) if self.sequence_first else tokens
+        arguments = {**self.arguments, **others, self.tokens: tokens_given}
+        return replace(self, batch=self.with_tokens(tokens, **others), arguments=arguments)
+
+    def _by_item(self) -> Iterator[tuple[str, Tensor, int]]:
+        """The other arguments that have a part for each item, and the dimension of the items in them."""
         for name, value in self.arguments.items():
             if name == self.tokens or not isinstance(value, Tensor) or value.dim() == 0:
                 continue
             axis = 1 if self.sequence_first and value.dim() > 1 and value.shape[:2] != self.value.shape[:2] else 0
             if value.shape[axis] == self.items and (value.dim() > 1 or self.items > 1):
-                more = value.narrow(axis, 0, 1)
-                more = more.flip(-1) if value.is_floating_point() and value.dim() > 2 else more
-                others[name] = torch.cat([value, more], axis)
-        if len(others) == 0 and self.items == 0:
-            raise CannotRun("the batch is empty")
-        extra = self.other_tokens(self.value[:1], seed=2)
-        return self.with_tokens(torch.cat([self.value, extra], 0), **others)
+                yield name, value, axis
 
 
 def _may_be_tokens(name: str, value: object) -> bool:
@@ -186,6 +256,13 @@ def _may_be_tokens(name: str, value: object) -> bool:
     if name in OTHERS or min(value.shape, default=0) == 0:
         return False
     return value.dim() == 3 if value.is_floating_point() else value.dim() == 2
+
+
+def _are_frames(value: object, causal: Collection[int]) -> bool:
+    """Whether numbers (batch, time, places, width) are in an order that a mask shows: it is causal, and as long as their time."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 4 or value.is_meta:
+        return False
+    return value.shape[1] in causal and value.shape[2] not in causal
 
 
 def _last(value: Tensor, more: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Inputs: a text, an image or a sound as one batch for the model, with its description for the document."""
+"""A text, an image or a sound as one batch for the model, with its description for the document."""
 
 from __future__ import annotations
 
@@ -71,17 +71,19 @@ def make(
     _check_wanted(model, main, both, texts, images, sounds)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if main == "text" and not both:
-        found = [_text(FolderTokenizer(loaded, progress), text, truncate) for text in texts or (loaded.sample,)]
+        inputs = [_text(FolderTokenizer(loaded, progress), text, truncate) for text in texts or (loaded.sample,)]
     elif main == "audio":
-        found = [_sound(FolderTokenizer(loaded, progress), sound, texts, truncate) for sound in sounds or (None,)]
+        inputs = [_sound(FolderTokenizer(loaded, progress), sound, texts, truncate) for sound in sounds or (None,)]
     else:
-        found = [_image(FolderTokenizer(loaded, progress), image, texts, truncate, both) for image in images or (None,)]
-    for one in found:
-        assert isinstance(one.batch, dict)
-        one.batch = {name: value.to(device) for name, value in _fitting(model, one.batch).items()}
+        inputs = [
+            _image(FolderTokenizer(loaded, progress), image, texts, truncate, both) for image in images or (None,)
+        ]
+    for given in inputs:
+        assert isinstance(given.batch, dict)
+        given.batch = {name: value.to(device) for name, value in _fitting(model, given.batch).items()}
         if "use_cache" in inspect.signature(model.forward).parameters:
-            one.batch["use_cache"] = False  # the keys are not needed again
-    return found
+            given.batch["use_cache"] = False  # the keys are not needed again
+    return inputs
 
 
 def call(model: nn.Module, batch: Any) -> Any:
@@ -129,45 +131,47 @@ def _decodes(model: nn.Module) -> bool:
 def _fitting(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that forward() takes: a tokenizer may return token types for a model that has none."""
     names = inspect.signature(model.forward).parameters
-    kept = {name: value for name, value in batch.items() if name in names or name in ("input_ids", "attention_mask")}
+    fitting = {name: value for name, value in batch.items() if name in names or name in ("input_ids", "attention_mask")}
     first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return {name: value.to(first) if value.is_floating_point() else value for name, value in kept.items()}
+    return {name: value.to(first) if value.is_floating_point() else value for name, value in fitting.items()}
 
 
-def _text(words: FolderTokenizer, text: str, truncate: bool) -> Input:
-    encoded = words.encode(text, truncate)
-    found = Input(**vars(encoded), modality="text")
-    if _decodes(words.loaded.model):
-        encoded.batch["decoder_input_ids"] = _behind_start(words.loaded, encoded.batch["input_ids"])
-        found.notes.append("the decoder was given its start token and the same text.")
-    return found
+def _text(tokenizer: FolderTokenizer, text: str, truncate: bool) -> Input:
+    encoded = tokenizer.encode(text, truncate)
+    text_input = Input(**vars(encoded), modality="text")
+    if _decodes(tokenizer.loaded.model):
+        encoded.batch["decoder_input_ids"] = _behind_start(tokenizer.loaded, encoded.batch["input_ids"])
+        text_input.notes.append("the decoder was given its start token and the same text.")
+    return text_input
 
 
-def _sound(words: FolderTokenizer, path: str | None, texts: Sequence[str], truncate: bool) -> Input:
-    loaded = words.loaded
+def _sound(tokenizer: FolderTokenizer, path: str | None, texts: Sequence[str], truncate: bool) -> Input:
+    loaded = tokenizer.loaded
     batch, notes = sound_batch(loaded, path)
-    found = Input(batch, "audio", generated=path is None, notes=notes)
+    sound_input = Input(batch, "audio", generated=path is None, notes=notes)
     if _decodes(loaded.model):
-        if words.present():
-            encoded = words.encode(texts[0] if texts else SENTENCE, truncate, limit_of(loaded.model, decoder=True))
+        if tokenizer.present():
+            encoded = tokenizer.encode(texts[0] if texts else SENTENCE, truncate, limit_of(loaded.model, decoder=True))
             batch["decoder_input_ids"] = _behind_start(loaded, encoded.batch["input_ids"])
-            found.text = encoded.text
-            found.notes += [*encoded.notes, f"the decoder was given the text {found.text!r}."]
+            sound_input.text = encoded.text
+            sound_input.notes += [*encoded.notes, f"the decoder was given the text {sound_input.text!r}."]
         else:
             batch["decoder_input_ids"] = torch.full((1, STARTS), _start(loaded), device="cpu")
-            found.notes.append(f"the folder has no tokenizer: the decoder was given its start token {STARTS} times.")
-    return found
+            sound_input.notes.append(
+                f"the folder has no tokenizer: the decoder was given its start token {STARTS} times."
+            )
+    return sound_input
 
 
-def _image(words: FolderTokenizer, path: str | None, texts: Sequence[str], truncate: bool, both: bool) -> Input:
-    batch, pixels, notes = image_batch(words.loaded, path)
-    found = Input(batch, "image", generated=path is None, notes=notes, pixels=pixels)
+def _image(tokenizer: FolderTokenizer, path: str | None, texts: Sequence[str], truncate: bool, both: bool) -> Input:
+    batch, pixels, notes = image_batch(tokenizer.loaded, path)
+    image_input = Input(batch, "image", generated=path is None, notes=notes, pixels=pixels)
     if both:
-        encoded = words.encode(texts[0] if texts else SENTENCE, truncate)
+        encoded = tokenizer.encode(texts[0] if texts else SENTENCE, truncate)
         batch |= encoded.batch
-        found.text, found.truncated = encoded.text, encoded.truncated
-        found.notes += [*encoded.notes, f"the text encoder was given {encoded.text!r}."]
-    return found
+        image_input.text, image_input.truncated = encoded.text, encoded.truncated
+        image_input.notes += [*encoded.notes, f"the text encoder was given {encoded.text!r}."]
+    return image_input
 
 
 def _behind_start(loaded: Loaded, ids: Tensor) -> Tensor:
@@ -180,7 +184,7 @@ def _start(loaded: Loaded) -> int:
     """The token a decoder starts from."""
     for holder in (getattr(loaded.model, "generation_config", None), getattr(loaded.model, "config", None)):
         for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
-            found = getattr(holder, name, None)
-            if isinstance(found, int):
-                return found
+            number = getattr(holder, name, None)
+            if isinstance(number, int):
+                return number
     return 0

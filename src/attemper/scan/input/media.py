@@ -23,7 +23,7 @@ from .model import LOADING, Loaded, quiet, reason
 
 RATE = 16_000
 LARGEST = 2**28  # numbers of an image
-FASTEST = 2**20  # samples of a second; of another rate in a folder nothing is made
+FASTEST = 2**20  # samples per second; a larger rate in a folder is not believed
 LONGEST = 2**26  # numbers of a sound
 SAMPLE_IMAGE = "no --image was given: an image of a disc on a gradient was generated."
 SAMPLE_SOUND = "no --audio was given: one second of a rising tone was generated."
@@ -60,7 +60,7 @@ def image_batch(loaded: Loaded, path: str | None) -> tuple[dict[str, Tensor], Te
 def _processed(
     loaded: Loaded, setting: dict[str, Any], pixels: Tensor, shape: tuple[int, int, int], fixed: bool
 ) -> tuple[Tensor, Tensor] | str:
-    """The pixels as transformers' image processor makes them, with normalisation and without; or why it was not used."""
+    """The output of transformers' image processor, with normalisation and without; or why it was not used."""
     long, short = max(pixels.shape[1:]), min(pixels.shape[1:])
     sizes = [size for name, value in setting.items() if name.endswith("size") for size in _whole_numbers(value)]
     if sizes and max(sizes) ** 2 * shape[0] * long // short > LARGEST:
@@ -73,22 +73,22 @@ def _processed(
                 loaded.folder, local_files_only=True, trust_remote_code=False
             )
             image = Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy())
-            found, plain = (
+            processed, plain = (
                 processor(images=image, return_tensors="pt", **options)["pixel_values"]
                 for options in ({}, {"do_normalize": False})
             )
     except Exception as error:  # an untrusted file can raise anything
         return reason(error)
-    given = tuple(found.shape)
+    given = tuple(processed.shape)
     if len(given) != 4 or given[:2] != (1, shape[0]) or (fixed and given[1:] != shape):
         return f"it makes {' × '.join(map(str, given[1:]))} numbers, and the model takes {' × '.join(map(str, shape))}"
-    return found, plain[0].float() / max(1.0, float(plain.max()))
+    return processed, plain[0].float() / max(1.0, float(plain.max()))
 
 
 def _whole_numbers(value: Any) -> list[int]:
     """The whole numbers of a setting: 224, [224, 224] or {"height": 224, "width": 224}."""
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    return [one for one in values if isinstance(one, int)]
+    return [number for number in values if isinstance(number, int)]
 
 
 def _by_hand(setting: dict[str, Any], pixels: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,14 @@
-"""load(): a model to scan, from the embedded package, a local folder of safetensors, or the hub if downloading is allowed."""
+"""load(): the model to scan, from a package, a local folder of safetensors, or the hub if downloads are allowed."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -17,16 +18,17 @@ import torch
 from torch import nn
 
 from ... import demo
+from ..._files import load as extra
 from ..._files import version_of
 from ...demo import package as transformers
 from ...errors import AttemperError, InputError, nearest
 from ..document import AboutModel
-from . import checkpoint, folder
+from . import folder
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HASHED = 2 * 2**30  # bytes of weights up to which a sha256 is computed
-LOADING = "scan: loading a model"  # begins the errors of a transformers that is missing, broken or too old
+LOADING = "scan: loading a model"  # how errors about a missing, broken or old transformers begin
 TASKS = {
     "feature-extraction": ("AutoModel", ("Model",)),
     "fill-mask": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
@@ -82,9 +84,9 @@ def load(
     allow_download: bool = False,
     progress: Callable[[str], object] = lambda words: None,
 ) -> Loaded:
-    """A model in evaluation mode, loaded from safetensors, by code of transformers only.
+    """A model in evaluation mode, loaded from safetensors, or from the GGUF file of a demo, by code of transformers only.
 
-    ``model`` is a folder, ``demo:scaled`` or ``demo:unscaled``, or a hub id, which is downloaded only if ``allow_download``;
+    ``model`` is a folder, ``demo:`` and a name of ``demo.MODELS``, or a hub id, which is downloaded only if ``allow_download``;
     None: the embedded MiniLM. ``task``, a key of ``TASKS``, is the head to load; None: the class the checkpoint was saved as.
     ``dtype`` is one of ``DTYPES``; None: as stored. ``device`` is torch's name of one; "auto": a CUDA
     device if there is one.
@@ -97,20 +99,27 @@ def load(
     progress("loading transformers")
     transformers("scan: the embedded model", "demo") if model is None else transformers(LOADING)
     progress("reading the model" if model is None else f"reading {model}")
-    digest, sample = None, demo.SENTENCE
+    digest, sample, gguf, tokenizer = None, demo.SENTENCE, None, None
     if model is None:
         place, source, shown, digest = demo.embedded_folder(), "demo", demo.NAME, demo.SHA256
     elif str(model).startswith(demo.PREFIX):
-        place, source, shown = demo.trained_folder(str(model)), "demo", str(model)
-        digest, sample = demo.TRAINED[shown.removeprefix(demo.PREFIX)], demo.CODE
+        demo_model, weights = demo.named(str(model))
+        place, source, shown = weights.parent, "demo", str(model)
+        digest, sample = demo_model.sha256, demo_model.sample
+        gguf = weights if weights.suffix == ".gguf" else None
     else:
         place, source = _place(model, allow_download)
         shown = str(model) if source == "hub" else place.resolve().name
-    module, notes, drawn = _read(place, shown, task, dtype)
+    notes: list[str] = []
+    drawn: list[str] = []
+    if gguf is not None:
+        module, tokenizer = _read_gguf(gguf, shown, task, dtype)
+    else:
+        module, notes, drawn = _read(place, shown, task, dtype)
     digest = digest or _digest(place)
     task = task or _task_of(type(module).__name__)
     module = module.to(device).eval()
-    return Loaded(module, shown, source, place, task=task, sha256=digest, notes=notes, drawn=drawn, sample=sample)
+    return Loaded(module, shown, source, place, tokenizer, task, digest, notes, drawn, sample)
 
 
 @contextmanager
@@ -208,7 +217,7 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
             f"does not have. {near or 'A newer transformers may.'}"
         )
     stored = folder.stored(place)
-    checkpoint.check_sizes(given, stored)
+    folder.check_sizes(given, stored)
     options: dict[str, Any] = {
         "local_files_only": True,
         "trust_remote_code": False,
@@ -219,7 +228,7 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # refused below, with names and sizes
     }
-    with quiet(), offline(), checkpoint.bounded(stored), torch.random.fork_rng(devices=[]):
+    with quiet(), offline(), folder.bounded(stored), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same in every run
         try:
             config = package.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
@@ -227,7 +236,7 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
                 config._attn_implementation = config._experts_implementation = None
             loader = getattr(package, TASKS[task][0]) if task else _saved_as(package, config)
             model, info = loader.from_pretrained(place, config=config, **options)
-            names = checkpoint.renamed(stored, model) if info["missing_keys"] and info["unexpected_keys"] else None
+            names = folder.renamed(stored, model) if info["missing_keys"] and info["unexpected_keys"] else None
             if names is not None:
                 model, info = type(model).from_pretrained(
                     None, config=config, state_dict=stored.tensors(names), **options
@@ -249,13 +258,29 @@ def _read(place: Path, shown: str, task: str | None, dtype: str | None) -> tuple
     return model, notes, drawn
 
 
+def _read_gguf(weights: Path, shown: str, task: str | None, dtype: str | None) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer from a GGUF file, whose numbers become those of a dtype: float32, if none is asked for."""
+    package = transformers(LOADING)
+    extra(f"scan: {shown}", "gguf", "gguf")
+    options: dict[str, Any] = {"gguf_file": weights.name, "local_files_only": True, "trust_remote_code": False}
+    loader = getattr(package, TASKS[task or "text-generation"][0])
+    with quiet(), offline(), redirect_stderr(io.StringIO()):  # a bar of tqdm's own
+        try:
+            tokenizer = package.AutoTokenizer.from_pretrained(weights.parent, **options)
+            model = loader.from_pretrained(weights.parent, dtype=getattr(torch, dtype or "float32"), **options)
+        except Exception as error:
+            advice = "Leave --task out." if task else "Type pip install -U 'attemper[gguf]'."
+            raise InputError(f"scan: {shown!r} could not be loaded: {reason(error)}. {advice}") from None
+    return model, tokenizer
+
+
 def reason(error: BaseException, length: int = 400) -> str:
     """An error of another library in one line: its class and its message."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:length].rstrip('.')}{'…' if len(words) > length else ''}"
 
 
-def _checked(shown: str, model: Any, info: dict[str, Any], stored: checkpoint.Stored) -> tuple[list[str], list[str]]:
+def _checked(shown: str, model: Any, info: dict[str, Any], stored: folder.Stored) -> tuple[list[str], list[str]]:
     """Notes on weights that are missing or unused, and which of the missing ones attention depends on."""
     name = type(model).__name__
     mismatched = sorted(map(tuple, info["mismatched_keys"]))
@@ -267,31 +292,31 @@ def _checked(shown: str, model: Any, info: dict[str, Any], stored: checkpoint.St
             f"{more}. Copy both again from their source."
         )
     missing, left = (sorted(map(str, info[part])) for part in ("missing_keys", "unexpected_keys"))
-    drawn = checkpoint.vital(model, missing)
-    inside = checkpoint.attends(model, [one for one, _ in model.named_parameters()])
+    drawn = folder.vital(model, missing)
+    inside = folder.attends(model, [parameter for parameter, _ in model.named_parameters()])
     if drawn and inside and not set(inside) - set(drawn):
         raise InputError(
             f"scan: {shown!r} could not be loaded: no weight of {name}'s attention is in the files, so all of it would be "
-            f"random. The model has {checkpoint.some(inside, 1)}, the files have {checkpoint.some(sorted(stored.places), 1)}. "
+            f"random. The model has {folder.some(inside, 1)}, the files have {folder.some(sorted(stored.places), 1)}. "
             "Save it again with model.save_pretrained(folder), or rename the tensors."
         )
     notes = []
     if missing:
         verb = "weight is not in the files and was" if len(missing) == 1 else "weights are not in the files and were"
-        notes.append(f"{len(missing)} {verb} initialised at random: {checkpoint.some(missing)}.")
+        notes.append(f"{len(missing)} {verb} initialised at random: {folder.some(missing)}.")
     if left:
         verb = "weight of the files has" if len(left) == 1 else "weights of the files have"
-        notes.append(f"{len(left)} {verb} no place in {name}: {checkpoint.some(left)}.")
+        notes.append(f"{len(left)} {verb} no parameter in {name}: {folder.some(left)}.")
     return notes, drawn
 
 
 def _saved_as(package: Any, config: Any) -> Any:
     """The class that the checkpoint was saved as, if transformers has it for this config; otherwise the bare model."""
     for name in config.architectures or ():
-        found = getattr(package, str(name), None)
-        own = isinstance(found, type) and issubclass(found, package.PreTrainedModel)
-        if own and isinstance(config, getattr(found, "config_class", None) or ()):
-            return found
+        saved_class = getattr(package, str(name), None)
+        own = isinstance(saved_class, type) and issubclass(saved_class, package.PreTrainedModel)
+        if own and isinstance(config, getattr(saved_class, "config_class", None) or ()):
+            return saved_class
     return package.AutoModel
 
 

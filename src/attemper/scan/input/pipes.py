@@ -24,25 +24,25 @@ Progress = Callable[[str], object]
 
 
 def read(path: Path, most: int, option: str, progress: Progress) -> bytes:
-    """The first bytes of a file, at most ``most``: /dev/zero has no end.
+    """The first ``most`` bytes of a file: /dev/zero has no end.
 
-    A pipe is read as long as another process has it open for writing. ``option`` names it in the error; ``progress`` is told
-    what is being waited for.
+    A pipe is read as long as another process has it open for writing. ``option`` names it in the error; ``progress``
+    is told what it waits for.
     """
     if not stat.S_ISFIFO(path.stat().st_mode):
         with path.open("rb") as file:
             return file.read(most)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # otherwise open() itself would block
     try:
-        found = _drain(descriptor, most, repr(str(path)), progress, opened=False)
+        content = _drain(descriptor, most, repr(str(path)), progress, opened=False)
     finally:
         os.close(descriptor)
-    if found is None:
+    if content is None:
         raise InputError(
             f"{option} {str(path)!r} is a pipe, and nothing opened it for writing within {PATIENCE:g} seconds. Start the "
             "program that writes to it first, or give a file."
         )
-    return found
+    return content
 
 
 def read_stdin(most: int, progress: Progress) -> bytes:
@@ -59,17 +59,17 @@ def read_stdin(most: int, progress: Progress) -> bytes:
 
 def _drain(descriptor: int, most: int, name: str, progress: Progress, opened: bool) -> bytes | None:
     """All bytes; None if nothing opened the pipe: until then a FIFO reads as empty, as it does after its writer has closed it."""
-    found, began = bytearray(), time.monotonic()
-    while len(found) < most:
+    content, began = bytearray(), time.monotonic()
+    while len(content) < most:
         if opened and not select.select([descriptor], [], [], STEP)[0]:
             progress(f"waiting for {name}: a pipe that is open and silent")
             continue
         try:
-            part = os.read(descriptor, min(CHUNK, most - len(found)))
+            part = os.read(descriptor, min(CHUNK, most - len(content)))
         except BlockingIOError:
             opened = True
             continue
-        found += part
+        content += part
         if not part and opened:
             break
         opened = bool(part)
@@ -78,4 +78,4 @@ def _drain(descriptor: int, most: int, name: str, progress: Progress, opened: bo
                 return None
             progress(f"waiting for {name}: a pipe that nothing has opened for writing")
             time.sleep(STEP)
-    return bytes(found)
+    return bytes(content)

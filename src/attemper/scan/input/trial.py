@@ -1,4 +1,4 @@
-"""Trial: work on untrusted files, done first in a forked child with limits of memory and time."""
+"""Trial: run work on untrusted files first in a forked child, with limits of memory and time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .pipes import Progress
 
 MEMORY = 4 * 2**30  # bytes, beyond what this process holds
 SECONDS = 60.0
-EVERY = 5.0  # seconds between two words of progress
+EVERY = 5.0  # seconds between two reports of progress
 TOO_MUCH = 3  # the exit code of a child that had no memory left
 
 
 def attempt(work: Callable[[], object], what: str, progress: Progress) -> None:
-    """Raise if the work takes more than the limits. Otherwise it can be done here, where its result or its error shows.
+    """Raise if the work exceeds the limits. Otherwise it is safe to run it in this process, which needs its result or its error.
 
     Only on Linux: elsewhere memory is not limited by the system, or a fork of a process with threads is not safe.
     """
     progress(what)
     if sys.platform != "linux":
         return
-    began, told, status = time.monotonic(), 0.0, None
+    began, reported, status = time.monotonic(), 0.0, None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which this child does not wait for
         child = os.fork()
@@ -40,8 +40,8 @@ def attempt(work: Callable[[], object], what: str, progress: Progress) -> None:
             if done:
                 break
             status = None
-            if passed - told > EVERY:
-                told = passed
+            if passed - reported > EVERY:
+                reported = passed
                 progress(what)
             time.sleep(min(0.05, 0.001 + passed / 10))
     finally:
@@ -57,7 +57,7 @@ def attempt(work: Callable[[], object], what: str, progress: Progress) -> None:
 
 
 def _end(work: Callable[[], object]) -> NoReturn:
-    """The child: the work, with nothing printed and no handler of signals; then its end."""
+    """Run the work in the child, without output or signal handlers, and exit."""
     import resource
 
     code = 0

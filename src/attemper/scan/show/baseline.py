@@ -1,4 +1,4 @@
-"""Baseline: what changed since an older scan: findings, scales and signs."""
+"""What changed since an older scan: findings, scales and signs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any
 
 from ...errors import InputError
 from ...health import LEVELS
-from ..document import Baseline, Json, plain
+from ...report import OUTDATED, is_outdated
+from ..document import SCHEMA, Baseline, Json, plain
 from ..input import pipes
 
 FACTOR = 1.5
 """A sign has moved if it is this many times larger or smaller."""
 MOVING = {"peak": 1.0, "effective_keys": 0.5, "variance": 0.25, "entropy": 0.1}
-"""The signs that are compared, and by how much they must differ in addition."""
+"""The signs that are compared, and the least difference that counts, in addition."""
 
 RECORD = b'{"schema": "attemper.record"'  # how the lines of a record begin
 LARGEST = 2**30  # bytes; with --attention a scan of a long text has a few hundred million
 
-HeadPlace = tuple[str, str, int | None]
+HeadKey = tuple[str, str, int | None]
 
 
-def read(path: Path, schema: str, progress: pipes.Progress = lambda words: None) -> Json:
-    """An older document, from an untrusted file that must name ``schema``; ``progress`` is called with what is waited for."""
-    found: Json
+def read(path: Path, progress: pipes.Progress = lambda words: None) -> Json:
+    """An older document, from an untrusted file; ``progress`` gets what it waits for."""
+    document: Json
     try:
         raw = pipes.read(path, LARGEST + 1, "--baseline:", progress)
         if len(raw) > LARGEST:
             raise InputError(f"--baseline: {str(path)!r} is too large for a scan. Give an older scan's JSON.")
-        found = json.loads(raw.decode("utf-8"))
+        document = json.loads(raw.decode("utf-8"))
     except InputError:
         raise
     except OSError as error:
@@ -44,15 +45,17 @@ def read(path: Path, schema: str, progress: pipes.Progress = lambda words: None)
                 "Make a baseline with attemper scan -o old.json."
             ) from None
         raise InputError(f"--baseline: {str(path)!r} is not JSON. Make one with attemper scan -o old.json.") from None
-    named = found.get("schema") if isinstance(found, dict) else None
-    if named != schema:
+    named = document.get("schema") if isinstance(document, dict) else None
+    if named != SCHEMA:
         raise InputError(
-            f"--baseline: {str(path)!r} must be a scan with schema {schema!r}; it has {named!r}. "
+            f"--baseline: {str(path)!r} must be a scan with schema {SCHEMA!r}; it has {named!r}. "
             "Make one with attemper scan -o old.json."
         )
-    if not _is_whole(found):
+    if is_outdated(document):
+        raise InputError(f"--baseline: {str(path)!r} {OUTDATED}. Scan the older model again with -o old.json.")
+    if not _is_whole(document):
         raise InputError(f"--baseline: {str(path)!r} is damaged: parts of the scan are missing. Make it again.")
-    return found
+    return document
 
 
 def compare(old: Json, new: Json, name: str) -> Json:
@@ -61,44 +64,52 @@ def compare(old: Json, new: Json, name: str) -> Json:
     # what a head does depends on the text: with other texts only faults can be compared
     least = LEVELS.index("healthy" if same else "warn")
     before, after = _worst(old["findings"]), _worst(new["findings"])
-    told_before, told_after = (
-        {about: one for about, one in some.items() if _level(one) >= least} for some in (before, after)
+    shown_before, shown_after = (
+        {about: finding for about, finding in some.items() if _level(finding) >= least} for some in (before, after)
     )
     changed = [about for about in after if about in before and _level(after[about]) != _level(before[about])]
     moved = list(_moved(old, new)) if same else []
-    found = Baseline(
+    comparison = Baseline(
         file=name,
         created=old["created"],
-        says=list(_differences(old, new)),
-        new=[one for about, one in told_after.items() if about not in before],
-        worse=[one for about, one in told_after.items() if about not in before or _level(one) > _level(before[about])],
+        differences=list(_differences(old, new)),
+        new=[finding for about, finding in shown_after.items() if about not in before],
+        worse=[
+            finding
+            for about, finding in shown_after.items()
+            if about not in before or _level(finding) > _level(before[about])
+        ],
         levels=[
             {"before": before[about], "after": after[about]}
             for about in changed
-            if about in told_before or about in told_after
+            if about in shown_before or about in shown_after
         ],
-        gone=[one for about, one in told_before.items() if about not in after],
-        uncompared=[one for about, one in after.items() if not same and one["level"] == "note" and about not in before],
+        gone=[finding for about, finding in shown_before.items() if about not in after],
+        uncompared=[
+            finding
+            for about, finding in after.items()
+            if not same and finding["level"] == "note" and about not in before
+        ],
         scales=list(_scales(old, new)),
         factor=FACTOR,
         compared=len(_both(old, new)) if same else 0,
-        moved=sorted(moved, key=lambda one: -max(one["times"], 1 / one["times"])),
+        moved=sorted(moved, key=lambda finding: -max(finding["times"], 1 / finding["times"])),
     )
-    changes: Json = plain(found)
+    changes: Json = plain(comparison)
     return changes
 
 
 def _worst(findings: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
     """The findings by name and place, each at its highest level."""
-    found: dict[tuple[Any, ...], Json] = {}
-    for one in findings:
-        if _about(one) not in found or _level(one) > _level(found[_about(one)]):
-            found[_about(one)] = one
-    return found
+    worst: dict[tuple[Any, ...], Json] = {}
+    for finding in findings:
+        if _about(finding) not in worst or _level(finding) > _level(worst[_about(finding)]):
+            worst[_about(finding)] = finding
+    return worst
 
 
 def _texts(document: Json) -> list[Any]:
-    return [one["text"] for one in document["inputs"]]
+    return [given["text"] for given in document["inputs"]]
 
 
 def _level(finding: Json) -> int:
@@ -115,7 +126,7 @@ def _differences(old: Json, new: Json) -> Iterator[str]:
     elif known and digests[0] != digests[1]:
         yield "the weights have changed since."
     elif before["name"] != after["name"] and not known:
-        yield f"the model was called {before['name']} then; it is not known whether its weights are the same."
+        yield f"the older scan calls the model {before['name']}; whether its weights are the same is not known."
     if before["dtype"] != after["dtype"]:
         yield f"the older scan ran in {before['dtype']}, this one in {after['dtype']}."
     if _texts(old) != _texts(new):
@@ -129,12 +140,12 @@ def _differences(old: Json, new: Json) -> Iterator[str]:
 
 
 def _scales(old: Json, new: Json) -> Iterator[Json]:
-    before = {(one["layer"], one["kind"]): one["scale"].get("applied") for one in old["layers"]}
-    for one in new["layers"]:
-        place = (one["layer"], one["kind"])
-        was, now = before.get(place), one["scale"].get("applied")
+    before = {(layer["layer"], layer["kind"]): layer["scale"].get("applied") for layer in old["layers"]}
+    for layer in new["layers"]:
+        place = (layer["layer"], layer["kind"])
+        was, now = before.get(place), layer["scale"].get("applied")
         if place in before and was != now and (was is None or now is None or abs(was - now) > 1e-3 * abs(was)):
-            yield {"layer": one["layer"], "kind": one["kind"], "before": was, "after": now}
+            yield {"layer": layer["layer"], "kind": layer["kind"], "before": was, "after": now}
 
 
 def _both(old: Json, new: Json) -> list[tuple[Json, Json]]:
@@ -159,7 +170,7 @@ def _about(finding: Json) -> tuple[Any, ...]:
     return tuple(finding[name] for name in ("name", "fault", "layer", "kind", "head"))
 
 
-def _place(row: Json) -> HeadPlace:
+def _place(row: Json) -> HeadKey:
     return row["layer"], row["kind"], row["head"]
 
 
@@ -168,29 +179,31 @@ def _is_known(row: Json) -> bool:
     return any(row.get(sign) is not None for sign in MOVING)
 
 
-def _numbers(*values: object) -> None:
+def _check_numbers(*values: object) -> None:
+    """Raise for what is neither a number nor None."""
     for value in values:
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise TypeError
 
 
 def _is_whole(document: Json) -> bool:
-    """Whether a document has every part that is compared."""
+    """Whether a document has every part that is compared, as hashable keys and numbers."""
     try:
         for name in ("name", "class", "sha256", "dtype"):
             document["model"][name]
         for name in ("attemper", "torch", "created"):
             document[name].strip()
-        hash(tuple((_about(one), _level(one)) for one in document["findings"]))
-        for one in document["findings"]:
-            one["says"].strip()
-            _numbers(one["head"], one["value"], one["threshold"])
-        hash(tuple(map(_place, document["heads"])))
+        for finding in document["findings"]:
+            hash((_about(finding), _level(finding)))
+            finding["message"].strip()
+            _check_numbers(finding["head"], finding["value"], finding["threshold"])
         for row in document["heads"]:
-            _numbers(*(row[sign] for sign in MOVING))
-        hash(tuple((one["layer"], one["kind"]) for one in document["layers"]))
-        _numbers(*(one["scale"].get("applied") for one in document["layers"]))
-        hash(tuple(one["text"] for one in document["inputs"]))
+            hash(_place(row))
+            _check_numbers(*(row[sign] for sign in MOVING))
+        for layer in document["layers"]:
+            hash((layer["layer"], layer["kind"]))
+            _check_numbers(layer["scale"].get("applied"))
+        hash(tuple(_texts(document)))
     except (KeyError, TypeError, AttributeError, ValueError):
         return False
     return True

@@ -15,18 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ..._display import block, plural
+from ...watch.examine import split_number
 from ..document import Json
-from .checks import sentences, summary
 from .compared import compared
-from .format import COLOURS, broken, count, mean, number, safe, short_names, where
+from .format import COLOURS, GAP, broken, count, grid_of, mean, number, safe, sentences, short_names, summary, where
 
 GROUPS, LAYERS, NOTES, TEXTS = 6, 16, 6, 3
-"""How many of each are shown; what is left out is counted."""
+"""How many of each are shown; the rest is counted."""
 TITLES = ("logit std", "peak", "effective keys", "saturated")
 SHORT = ("std", "peak", "keys", "sat.")
-"""What the columns are called, and where the terminal is narrow."""
+"""The titles of the columns, and those for a narrow terminal."""
 NARROWEST = 5  # of the layer's name
-GAP = 2  # columns of the terminal between two of a table
 MEANINGS = (
     "standard deviation of a token's logits",
     "the largest logit",
@@ -34,17 +33,17 @@ MEANINGS = (
     "share of tokens with over 99 % of their attention on one token",
     "▁ one token gets all attention … █ all get the same",
 )
-"""What the columns mean, in their order; the last is heads."""
+"""What the columns mean; the last is heads."""
 
 
 _DOES = {
-    "found": ("is in the findings below", "are in the findings below"),
+    "faulty": ("is in the findings below", "are in the findings below"),
     "sink": ("has an attention sink on a first or special token", "have an attention sink on a first or special token"),
     "positional": ("attends to a neighbouring token", "attend to a neighbouring token"),
     "mixing": ("mixes several tokens", "mix several tokens"),
     "blind": ("could attend to only one token", "could attend to only one token"),
 }
-"""What one head does, and several; the first that applies is used."""
+"""What one head does, and several; the first that applies counts."""
 
 
 def table(document: Json, width: int = 80) -> RenderableType:
@@ -62,11 +61,11 @@ def table(document: Json, width: int = 80) -> RenderableType:
 
 
 def text(document: Json, width: int = 80) -> str:
-    """The same without colours, no line ending in spaces."""
+    """The table as plain text; no line ends in spaces."""
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False, emoji=False)
-    with console.capture() as held:
+    with console.capture() as capture:
         console.print(table(document, width))
-    return "\n".join(line.rstrip() for line in held.get().rstrip().splitlines())
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
 def _head(document: Json) -> Iterator[Text]:
@@ -74,18 +73,15 @@ def _head(document: Json) -> Iterator[Text]:
     facts = ", ".join(filter(None, [f"{count(model['parameters'])} parameters", model["dtype"]]))
     name = "" if model["name"] == model["class"] else f" · {model['class']}"
     yield Text.assemble((safe(model["name"]), "bold"), f"{safe(name)} · {facts}", overflow="fold")
-    for one in document["inputs"][:TEXTS]:
-        what = one["text"] or ("a generated sample" if one["generated"] else f"a {one['modality']}")
+    for given in document["inputs"][:TEXTS]:
+        what = given["text"] or ("a generated sample" if given["generated"] else f"a {given['modality']}")
         shown = safe(what if len(what) <= 60 else f"{what[:59]}…")
-        length = f" · {plural(one['length'], 'token')}" if one["length"] is not None else ""
-        cut = ", cut" if one["truncated"] else ""
-        modality = (
-            f" · {one['modality']}" + (", generated" if one["generated"] else "")
-            if one["modality"] in ("image", "audio")
-            else ""
-        )
+        length = f" · {plural(given['length'], 'token')}" if given["length"] is not None else ""
+        cut = ", cut" if given["truncated"] else ""
+        generated = ", generated" if given["generated"] else ""
+        modality = f" · {given['modality']}{generated}" if given["modality"] in ("image", "audio") else ""
         yield Text(
-            f"{shown!r}{modality}{length}{cut}" if one["text"] else f"{shown}{modality}{length}", overflow="fold"
+            f"{shown!r}{modality}{length}{cut}" if given["text"] else f"{shown}{modality}{length}", overflow="fold"
         )
     more = len(document["inputs"]) - TEXTS
     if more > 0:
@@ -100,27 +96,27 @@ def _verdict(document: Json, width: int) -> Text:
 
 def _heads(document: Json) -> Iterator[Text]:
     """What the heads do, in one line: how many have findings, and which sharp heads are normal."""
-    names: dict[tuple[Any, ...], set[str]] = {
+    patterns: dict[tuple[Any, ...], set[str]] = {
         (row["layer"], row["kind"], row["head"]): set() for row in document["heads"]
     }
-    for one in document["findings"]:
-        place = (one["layer"], one["kind"], one["head"])
-        if place in names:
-            names[place].add(one["name"] if one["level"] == "healthy" else "found")
+    for finding in document["findings"]:
+        head = (finding["layer"], finding["kind"], finding["head"])
+        if head in patterns:
+            patterns[head].add(finding["name"] if finding["level"] == "healthy" else "faulty")
     blind = {(row["layer"], row["kind"], row["head"]) for row in document["heads"] if row["evenness"] is None}
     counts = Counter(
-        next((name for name in _DOES if name in found), "blind" if place in blind else "mixing")
-        for place, found in names.items()
+        next((name for name in _DOES if name in names), "blind" if head in blind else "mixing")
+        for head, names in patterns.items()
     )
-    found, usual, unseeing = (
-        [f"{counts[name]} {_DOES[name][counts[name] > 1]}" for name in some if counts[name]]
-        for some in (("found",), ("sink", "positional", "mixing"), ("blind",))
+    faulty, normal, unseeing = (
+        [f"{counts[name]} {_DOES[name][counts[name] > 1]}" for name in group if counts[name]]
+        for group in (("faulty",), ("sink", "positional", "mixing"), ("blind",))
     )
-    line = "; ".join([*found, *([", ".join([*usual, "which is normal"])] if usual else []), *unseeing])
+    line = "; ".join([*faulty, *([", ".join([*normal, "which is normal"])] if normal else []), *unseeing])
     first, _, rest = line.partition(" ")
-    everybody = "The only head" if len(names) == 1 else f"All {len(names)} heads"
-    if names:
-        who = everybody if first == str(len(names)) else f"{first} of {len(names)} heads"
+    every = "The only head" if len(patterns) == 1 else f"All {len(patterns)} heads"
+    if patterns:
+        who = every if first == str(len(patterns)) else f"{first} of {len(patterns)} heads"
         yield Text(f"{who} {rest}.", style="dim")
 
 
@@ -135,7 +131,7 @@ def _checks(document: Json, width: int) -> Iterator[Text]:
 
 def _spread(layers: Sequence[Json]) -> Iterator[Text]:
     """The logit std, compared with that of q and k of the same lengths in random directions."""
-    both = [(one["scale"]["logit_std"], one["scale"]["predicted_std"]) for one in layers]
+    both = [(layer["scale"]["logit_std"], layer["scale"]["predicted_std"]) for layer in layers]
     known = [(measured, measured / predicted) for measured, predicted in both if measured and predicted]
     if not known:
         return
@@ -171,13 +167,13 @@ def _scale(start: str, scale: Json, verb: str = "") -> Text:
     start += "" if scale["applied"] is None else verb
     words = Text.assemble(("Scale  ", "bold"), start, _number_of(scale), overflow="fold")
     if scale["verdict"] == "fault":
-        words.append(": a fault, see below", style=COLOURS["act"])
+        words.append(": a fault, see below", style=COLOURS["error"])
     return words
 
 
 def _number_of(scale: Json) -> str:
     if scale["applied"] is None:
-        return safe(scale["says"])
+        return safe(scale["message"])
     formula = scale["formula"] or ""
     short = "1" + formula.removeprefix("q·k").replace(" ", "") if formula.startswith("q·k") else ""
     equal = f" = {short}" if short not in ("", "1") else ""
@@ -188,10 +184,10 @@ def _number_of(scale: Json) -> str:
 
 def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
     """The worst finding of each name and level, with how many there are."""
-    faults = [one for one in findings if one["level"] != "healthy"]
+    faults = [finding for finding in findings if finding["level"] != "healthy"]
     groups: dict[tuple[Any, ...], list[Json]] = {}
-    for one in faults:
-        groups.setdefault((one["name"], one["fault"], one["level"]), []).append(one)
+    for fault in faults:
+        groups.setdefault((fault["name"], fault["fault"], fault["level"]), []).append(fault)
     grid = Table(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
     width -= GAP + max((len(level) for _, _, level in list(groups)[:GROUPS]), default=0)
     grid.add_column(no_wrap=True)
@@ -203,8 +199,8 @@ def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
             Text(level, style=COLOURS[level]),
             Text.assemble((f"{group[0]['title']}: ", "bold"), broken(place, width)),
         )
-        grid.add_row("", Text(broken(safe(group[0]["says"]), width)))
-        grid.add_row("", Text(broken(f"→ {safe(group[0]['todo'])}", width), style="dim"))
+        grid.add_row("", Text(broken(safe(group[0]["message"]), width)))
+        grid.add_row("", Text(broken(f"→ {safe(group[0]['advice'])}", width), style="dim"))
     if groups:
         yield grid
     if len(groups) > GROUPS:
@@ -218,16 +214,20 @@ def _findings(findings: Sequence[Json], width: int) -> Iterator[RenderableType]:
 def _layers(document: Json, width: int) -> Iterator[RenderableType]:
     """A line per layer with its heads as blocks, which are below the numbers in a narrow terminal; of many layers the worst."""
     places = list(dict.fromkeys((row["layer"], row["kind"]) for row in document["heads"]))
-    worst = list(dict.fromkeys((one["layer"], one["kind"]) for one in document["findings"]))
-    chosen = set([*[place for place in worst if place in places], *places][:LAYERS] if len(places) > LAYERS else places)
+    faults = [finding for finding in document["findings"] if finding["level"] != "healthy"]
+    worst = dict.fromkeys((fault["layer"], fault["kind"]) for fault in faults)
+    chosen = [place for place in worst if place in places][:LAYERS]
+    others = [place for place in places if place not in chosen]
+    room = min(LAYERS - len(chosen), len(others))
+    chosen += [others[number * (len(others) - 1) // max(room - 1, 1)] for number in range(room)]
     names = short_names(places)
     lines = [(names[place], *_signs(document, place)) for place in places if place in chosen]
     titles = next((some for some in (TITLES, SHORT) if _needs(lines, some) <= width), None)
-    room = width - _needs([("", *line[1:]) for line in lines], titles or SHORT, blocks=titles is not None) + NARROWEST
-    grid = _grid(*(titles or SHORT), *(["heads"] if titles else []))
-    blocks = _grid("heads")
+    space = width - _needs([("", *line[1:]) for line in lines], titles or SHORT, blocks=titles is not None) + NARROWEST
+    grid = grid_of("layer", *(titles or SHORT), *(["heads"] if titles else []), folded=("layer", "heads"))
+    blocks = grid_of("layer", "heads", folded=("layer", "heads"))
     for line in lines:
-        name = broken(line[0], room)
+        name = broken(line[0], space)
         grid.add_row(name, *(line[1:] if titles else line[1:-1]))
         blocks.add_row(broken(line[0], width // 2), line[-1])
     yield grid
@@ -236,9 +236,12 @@ def _layers(document: Json, width: int) -> Iterator[RenderableType]:
         yield blocks
     left = len(places) - len(chosen)
     if left:
-        yield Text(f"and {plural(left, 'more layer')} without worse findings; --json has them", style="dim")
+        without = "without worse findings" if worst else "between them"
+        yield Text(f"and {plural(left, 'more layer')} {without}; --json has them", style="dim")
     if names[places[0]] != places[0][0]:
-        yield Text(broken(f"layer {names[places[0]]} is {safe(places[0][0])}", width), style="dim")
+        repeated = any(split_number(layer)[1] > 1 for layer, _ in places)
+        counted = "; the last number counts its calls in a pass" if repeated else ""
+        yield Text(broken(f"layer {names[places[0]]} is {safe(places[0][0])}{counted}", width), style="dim")
     yield from _legend(titles or SHORT)
 
 
@@ -247,18 +250,6 @@ def _legend(titles: Sequence[str]) -> Iterator[Text]:
     for title, whole, meaning in zip((*titles, "heads"), (*TITLES, "heads"), MEANINGS, strict=True):
         called = title if title == whole else f"{title} ({whole})"
         yield Text(f"{called}: {meaning}", style="dim")
-
-
-def _grid(*titles: str) -> Table:
-    """A table of a name, numbers, and blocks that may continue on the next line."""
-    grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column("layer", overflow="fold", min_width=5)
-    for title in titles:
-        if title == "heads":
-            grid.add_column(title, overflow="fold")
-        else:
-            grid.add_column(title, justify="right", no_wrap=True)
-    return grid
 
 
 def _needs(lines: Sequence[tuple[str, ...]], titles: Sequence[str], blocks: bool = True) -> int:

@@ -7,12 +7,12 @@ Data passes the files in this order:
     dispatch      the mode that gets each op of a full pass and passes it to a route
     dynamo        makes torch.compile run eagerly while a step is measured
     running       holds the modules in their forward and the state of one pass, per thread
-    learned       keeps what a full pass showed, for the light passes that follow
-    light         intercepts the functions that models call for attention, so that a light pass needs no mode
+    plan          keeps the calls that a full pass showed, for the intercepted passes that follow
+    guards        compares a call of SDPA with those that the plan was made of
+    intercept     intercepts the functions that models call for attention, so that an intercepted pass needs no mode
     overrides     puts torch's functions back while a class or a mode answers a call of one
-    again         counts calls like earlier ones on a GPU by the rows of their signs alone
     storages      keeps facts about tensors, by the memory behind them
     modes         runs code without autograd, autocast and dispatch modes
-    measuring     computes the vitals of a call and folds them into heads
+    measuring     finds which rows of a call count, computes their vitals and folds these into heads
     gradients     sums |dq| and |dk| when the backward computes them
 """

@@ -17,27 +17,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..._torch_private import _current_graph_task_id
-from ...errors import AttemperError
-from ...operation.listen import listening
+from ..._torch_private import _current_graph_task_id, _get_tracing_state
+from ...errors import AttemperError, internal_error
+from ...operation.call_hooks import call_hooks
+from ...vitals import SIGNS
 from ..call import AttentionCall
-from ..routes import sdpa as fused
+from ..routes import sdpa
 from ..routes.handwritten.chain import Chain, shared
-from ..routes.padding import leave_padding_out
+from ..routes.kind import Sequences
 from ..routes.transformers import Interface
 from ..trace.trace import Trace
 from .dispatch import READERS, Mode, TracingMode
 from .dynamo import Eager
-from .learned import pattern_of
-from .light import Interception
-from .measuring import Measured, measured
-from .modes import leave_all, reason_of, without_autograd_and_modes
+from .intercept import Interception
+from .measuring import Measured, leave_padding_out, measured, native_summary
+from .modes import leave_all, without_autograd_and_modes
 from .names import name_in
-from .running import Frame, Pass, Site, is_quiet, running, traits
+from .plan import FullPass, InterceptedPass, PassType, pattern_of, plans
+from .running import Frame, Pass, Site, is_quiet, running, running_modules, traits
 from .storages import Storages
 
 if TYPE_CHECKING:
-    from ..session import Watch
+    from ..observer import Observer
 
 
 class Attachment:
@@ -45,18 +46,20 @@ class Attachment:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.observers: tuple[Watch, ...] = ()
+        self.observers: tuple[Observer, ...] = ()
         self.parameters: Storages[bool] = Storages()
         self.passes: dict[Pass, Site] = {}
         self.eager = Eager()
         self.readers = READERS
         self.interception = Interception(self)
-        self.interface = Interface(self.begin, self.unmeasured, self.interception.convert, self.failed, self.give_up)
+        self.interface = Interface(self.begin, self.unmeasured, self.fall_back, self.failed, self.give_up)
 
-    def add(self, observer: Watch) -> None:
+    def add(self, observer: Observer) -> None:
         """Install what a watch needs that measures a step."""
         with self.lock:
             self.observers = (*self.observers, observer)
+            observer.native = native_summary(observer.kernel, observer.signs)
+            observer.takes_any_kernel = observer.kernel == "auto" and observer.signs == SIGNS
             self.eager.on()
             self.interface.install()
             self.interception.install(observer)
@@ -66,12 +69,12 @@ class Attachment:
                     if parameter is not None:
                         self.parameters.put(parameter, True)
 
-    def remove(self, observer: Watch) -> None:
+    def remove(self, observer: Observer) -> None:
         with self.lock:
             self.observers = tuple(other for other in self.observers if other is not observer)
             self._release()
 
-    def closed(self, observer: Watch, depth: int) -> None:
+    def closed(self, observer: Observer, depth: int) -> None:
         """A watch, opened with so many modules running, has closed."""
         if len(running.frames) > depth:
             self.unwind(depth)  # an interrupt while a module entered or left its forward
@@ -83,7 +86,7 @@ class Attachment:
         """Uninstall everything after the last watch, unless a forward still runs in another thread."""
         if self.observers:
             return
-        self.passes = {one: site for one, site in self.passes.items() if site.is_running()}
+        self.passes = {key: site for key, site in self.passes.items() if site.is_running()}
         if self.passes:
             return
         self.parameters = Storages()
@@ -93,38 +96,40 @@ class Attachment:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module begins its forward."""
-        key = id(module)
-        if running.frames and running.frames[0].module is module:
+        frames = running.frames
+        if frames and frames[0].module is module:
             self.forget_ended()
-        current, name, converted = running.current, self.name_of(key), False
+            frames = running.frames
+        key, name = id(module), None
+        for observer in self.observers:
+            name = observer.names.get(key)
+            if name is not None:
+                break
+        current, fell_back = running.current, False
         if current is None:
-            if name is None or torch.compiler.is_compiling() or self._has_given_up():
+            if name is None or torch.compiler.is_compiling() or (running.given_up is not None and self._has_given_up()):
                 return
             current = self._begin(module, args, kwargs, sys._getframe(1))
-        elif current.light is not None and not current.light.entered(key, args, kwargs):
-            self.interception.convert(current)
-            converted = running.frames[-1].module is module  # it has a frame already, as all that run now
-        # with modules to skip, it is light and every watch was told of it
-        if not current.skips and not self._needs_frame(module, args, kwargs, current, name):
-            return
-        if converted:
-            return
-        if traits(module).attends:
-            for frame in running.frames:
-                frame.outer = True
-        running.frames.append(Frame(module, name or "", args))
-
-    def _needs_frame(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], current: Pass, name: str | None
-    ) -> bool:
-        """Tell of a module that begins its forward; whether a call may be made in it."""
-        quiet = is_quiet(module)
+        elif current.intercepted is not None and not current.intercepted.entered(key, args, kwargs):
+            self.fall_back(current)
+            frames = running.frames
+            fell_back = frames[-1].module is module  # it has a frame already, as all that run now
         if name is not None and len(current.begun) < len(self.observers):
             self._count_pass(module, current)
+        if current.intercepted is not None:
+            if not frames or current.intercepted.plan.around.get(key):
+                frames.append(Frame(module, name or "", args))
+        elif self._needs_frame(module, args, kwargs, current) and not fell_back:
+            if traits(module).attends:
+                for frame in frames:
+                    frame.outer = True
+            frames.append(Frame(module, name or "", args))
+
+    def _needs_frame(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], current: Pass) -> bool:
+        """Tell a full pass of a module that begins its forward; whether a call may be made in it."""
+        quiet = is_quiet(module)
         if current.full_pass is not None:
             current.full_pass.entered(module, None if quiet else pattern_of(args, kwargs))
-        if current.light is not None:
-            return not running.frames or bool(current.light.plan.around.get(id(module)))
         paused = quiet and current.pause()  # no op in it is looked at
         return not (paused and running.frames)
 
@@ -138,23 +143,50 @@ class Attachment:
 
     def _begin(self, entry: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Pass:
         """A pass begins with this module and these arguments, in this frame of Python's stack."""
-        current = running.current = self._pass()
+        plan = full_pass = None
+        # torch.jit.trace compares graphs of several passes, with the lines of Python that each op came from
+        planned = running.mode is None and _get_tracing_state() is None
+        if planned and not any(observer.wants_full for observer in self.observers):
+            pass_type = PassType.of(entry, args, kwargs)
+            with self.lock:
+                plan = plans.get(entry, pass_type)
+            full_pass = FullPass(entry, pass_type) if plan is None else None
+            call_hooks.current = self.interception
+        current = running.current = Pass()
         with self.lock:
             self.passes[current] = Site(frame)
-        if type(current.mode) is Mode and not any(observer.wants_full for observer in self.observers):
-            self.interception.begin(current, entry, args, kwargs)
-        if current.light is None:
-            current.resume()
+        if plan is not None:
+            current.intercepted = current.begun_intercepted = InterceptedPass(plan)
+            current.intercepted.ran[id(entry)] = 1
+        else:
+            current.full_pass, current.sequences = full_pass, Sequences()
+            self._follow_ops(current)
         return current
 
-    def _pass(self) -> Pass:
-        chain = Chain(self.parameters, self.begin, self.unmeasured, self.missed)
-        if running.mode is not None:  # ops are altered, and not traced
-            return Pass(chain, running.mode(self))
-        if not any(observer.wants_traces for observer in self.observers):
-            return Pass(chain, Mode(self))
-        trace = Trace(chain)
-        return Pass(chain, TracingMode(self, trace), trace)
+    def _follow_ops(self, current: Pass) -> None:
+        """Push the mode of a pass, which gets every op."""
+        if current.mode is None:
+            current.chain = Chain(self.parameters, current.sequences, self.begin, self.unmeasured, self.missed)
+            if running.mode is not None:  # ops are altered, and not traced
+                current.mode = running.mode(self)
+            elif any(observer.wants_traces for observer in self.observers):
+                current.trace = Trace(current.chain)
+                current.mode = TracingMode(self, current.trace)
+            else:
+                current.mode = Mode(self)
+        current.resume()
+
+    def fall_back(self, current: Pass, differs: bool = True) -> None:
+        """The rest of an intercepted pass is a full one; so is the next pass if the model differs from its plan."""
+        if current.intercepted is not None:
+            current.sequences = Sequences(current.intercepted.plan.last_sequence)
+        current.intercepted, current.skips, current.planned = None, frozenset(), None
+        running.frames = running_modules(running.frames, self.name_of, current.begun_intercepted)
+        if current.begun_intercepted is not None:
+            current.begun_intercepted.differs |= differs
+            current.begun_intercepted.followed = {id(frame.module) for frame in running.frames}
+        if not current.counts_for_none(self.observers):
+            self._follow_ops(current)
 
     def _count_pass(self, module: nn.Module, current: Pass) -> None:
         for observer in self.observers:
@@ -165,17 +197,22 @@ class Attachment:
         if current.counts_for_none(self.observers):
             current.pause()
             current.full_pass = None
-        if current.light is not None and len(current.begun) == len(self.observers):
-            current.skips = current.light.plan.skipped_by([observer.names for observer in self.observers])
+        if current.intercepted is not None and len(current.begun) == len(self.observers):
+            current.all_told(self.observers, current.intercepted.plan)
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: object, complete: bool = True) -> None:
         """A module has ended its forward; `complete` if it raised nothing."""
         current, frames = running.current, running.frames
-        if current is not None and current.light is not None and len(frames) > 1 and frames[-1].module is module:
+        if current is not None and current.intercepted is not None and len(frames) > 1 and frames[-1].module is module:
             frames.pop()
             return
-        if current is not None and frames and current.light is None and not current.counts_for_none(self.observers):
-            current.resume()
+        if (
+            current is not None
+            and frames
+            and current.intercepted is None
+            and not current.counts_for_none(self.observers)
+        ):
+            self._follow_ops(current)
             current.left(frames, module, arguments, output)
         if frames and frames[-1].module is not module and is_quiet(module):
             return  # it has no frame
@@ -190,18 +227,20 @@ class Attachment:
         del running.frames[depth:]
         current = running.current
         if depth == 0 and current is not None:
-            current.chain.end()
+            if current.mode is not None:
+                current.chain.end()
             current.end(complete)
             for frames in current.doubtful:
                 if not frames[-1].accounted:
                     reason = f"{type(frames[-1].module).__name__} ran, but no attention call was found in it"
                     self.missed(frames, reason, current)
             self.interception.end(current, complete)
-            if current.begun_light is None:
+            if current.begun_intercepted is None:
                 self.parameters.drop_freed()
             with self.lock:
                 self.passes.pop(current, None)
-                self._release()
+                if not self.observers:
+                    self._release()
             running.current = None
 
     def forget_ended(self) -> None:
@@ -214,26 +253,26 @@ class Attachment:
 
     def failed(self, error: Exception) -> None:
         """An exception in attemper's own code, while an op or a call of the model was looked at: only that is missing."""
-        reason = reason_of(error)
+        reason = internal_error(error)
         if not isinstance(error, Warning):  # where warnings are errors, its note is there already
             with suppress(Warning):
                 self.unmeasured(tuple(running.frames), reason)
 
     def give_up(self, error: Exception, module: nn.Module | None = None) -> None:
-        """The same while a pass was followed: nothing more of it is measured, and the model runs on."""
+        """attemper's own code raised while a pass was followed: the rest of it is not measured, and the model runs on."""
         leave_all()
         current, frames = running.current, tuple(running.frames)
         site = None if current is None else self.passes.get(current)
         running.given_up = Site(sys._getframe(1)) if site is None else site
-        running.frames, running.current, listening.listener = [], None, None
+        running.frames, running.current, call_hooks.current = [], None, None
         if current is not None:
             current.end(True)  # what it measured is right
-            if current.begun_light is not None:
-                current.begun_light.plan.valid = False
+            if current.begun_intercepted is not None:
+                current.begun_intercepted.plan.valid = False
             with self.lock:
                 self.passes.pop(current, None)
                 self._release()
-        reason = f"{reason_of(error)}. The rest of this pass is not measured"
+        reason = f"{internal_error(error)}. The rest of this pass is not measured"
         names = [name for frame in reversed(frames) if (name := self.name_of(id(frame.module))) is not None]
         name = (self.name_of(id(module)) if module is not None else None) or (names[0] if names else "")
         for observer in self.observing(current):
@@ -251,21 +290,21 @@ class Attachment:
         """Measure a call. The function that is returned counts it, once it is certain to be attention."""
         current = running.current
         if current is not None and current.interfaced is not None:
-            call.facts = current.interfaced.complete(call.facts)
+            call.info = current.interfaced.complete(call.info)
         frames = call.frames
-        reason = fused.unreadable(call.query, call.key)
+        reason = sdpa.unreadable(call.query, call.key)
         if reason is not None:  # whatever the route: our kernels read memory by its address
             self.unmeasured(frames, f"attention on {reason}")
             return lambda last: None
         observers = [observer for observer in self.observing(current) if name_in(observer, frames) is not None]
-        found = self._measure(call, observers, current)
-        if found is None:
+        summaries = self._measure(call, observers, current)
+        if summaries is None:
             return lambda last: None
 
         def count(last: tuple[Frame, ...]) -> None:
             if not call.counted:
                 place = tuple(shared(frames, last)) if last is not frames else frames
-                self._count(call, observers, found, current, [name_in(observer, place) for observer in observers])
+                self._count(call, observers, summaries, current, [name_in(observer, place) for observer in observers])
 
         return count
 
@@ -278,34 +317,34 @@ class Attachment:
             if name is not None:
                 observers.append(observer)
                 names.append(name)
-        found = self._measure(call, observers, current)
-        if found is not None:
-            self._count(call, observers, found, current, names)
+        summaries = self._measure(call, observers, current)
+        if summaries is not None:
+            self._count(call, observers, summaries, current, names)
 
-    def _measure(self, call: AttentionCall, observers: list[Watch], current: Pass | None) -> Measured | None:
+    def _measure(self, call: AttentionCall, observers: list[Observer], current: Pass | None) -> Measured | None:
         # a forward inside a backward is a checkpoint computed again: its numbers are counted, its gradients are still to come
-        again = _current_graph_task_id() != -1
-        found: Measured = [(None, [])] * len(observers)
+        recomputing = _current_graph_task_id() != -1
+        summaries: Measured = [(None, [])] * len(observers)
         try:
             with without_autograd_and_modes(call.query.device.type):
                 leave_padding_out(call)
                 if current is not None and current.trace is not None:
                     call.traced = current.trace.read(call)
-                if not again:
-                    found = measured(call, observers)
+                if not recomputing:
+                    summaries = measured(call, observers)
         except (AttemperError, RuntimeError) as error:
             # the model runs on, and a warning says that this call is missing from the record
             leave_all()
             self.unmeasured(call.frames, str(error).removesuffix("."))
             return None
         call.logits = call.scores = call.graph = call.mask = call.vitals = None
-        return found
+        return summaries
 
     def _count(
         self,
         call: AttentionCall,
-        observers: list[Watch],
-        found: Measured,
+        observers: list[Observer],
+        summaries: Measured,
         current: Pass | None,
         names: Sequence[str | None],
     ) -> None:
@@ -313,11 +352,11 @@ class Attachment:
         if current is not None:
             current.counted(call, running.frames or [*call.frames])
         self._note_doubts(call, observers)
-        for observer, name, (summary, looked) in zip(observers, names, found, strict=True):
+        for observer, name, (summary, looked) in zip(observers, names, summaries, strict=True):
             if name is not None:
                 observer.add_call(name, call, summary, looked)
 
-    def _note_doubts(self, call: AttentionCall, observers: list[Watch]) -> None:
+    def _note_doubts(self, call: AttentionCall, observers: list[Observer]) -> None:
         """Mark the modules around a call as accounted for, and note what is uncertain about its numbers."""
         for frame in call.frames:
             frame.accounted = True
@@ -329,7 +368,7 @@ class Attachment:
                 if observer.wants_gradients and name is not None:
                     observer.add_note(name, doubt)
 
-    def observing(self, current: Pass | None) -> list[Watch]:
+    def observing(self, current: Pass | None) -> list[Observer]:
         """The watches that measure a pass."""
         return [observer for observer in self.observers if current is None or observer not in current.left_out]
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._torch_private import HigherOrderOperator, TorchDispatchMode, _pop_mode, _push_mode
-from ...operation.measured import FORWARD_PACKED
-from ...operation.ops import FORWARD
+from ...operation.ops import FORWARD, FORWARD_PACKED
 from ..routes import attemper as own
-from ..routes import sdpa as fused
+from ..routes import sdpa
 from ..routes.exchanged import collective_counts, note_collectives_inside
 from ..routes.handwritten.op_names import SOFTMAXES, is_followed, is_torchs, op_name
 from ..trace.trace import Trace
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from .attachment import Attachment
 
 EINSUM = torch.ops.aten.einsum.default
-READERS = {**fused.readers(), FORWARD: own.read, FORWARD_PACKED: own.read}
+READERS = {**sdpa.readers(), FORWARD: own.read, FORWARD_PACKED: own.read}
 
 
 class Mode(TorchDispatchMode):
@@ -74,7 +73,7 @@ class Mode(TorchDispatchMode):
         if reader is None:
             if is_followed(func):
                 if types and op_name(func) in SOFTMAXES:
-                    reason = f"a softmax, which may be attention, of {fused.wrapped(types[0])}"
+                    reason = f"a softmax, which may be attention, of {sdpa.wrapped(types[0])}"
                     self.attachment.unmeasured(tuple(running.frames), reason)
                 else:
                     current.chain.follow(func, args, kwargs, out)
@@ -91,7 +90,7 @@ class Mode(TorchDispatchMode):
 
 
 class TracingMode(Mode):
-    """The same, if an examiner needs what q and k were multiplied by. A class of its own: the plain mode pays nothing for it."""
+    """A Mode that also traces what q and k were multiplied by. A class of its own, so that the plain mode pays nothing for it."""
 
     def __init__(self, attachment: Attachment, trace: Trace) -> None:
         super().__init__(attachment)

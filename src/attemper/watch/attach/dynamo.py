@@ -5,14 +5,10 @@ Dynamo is loaded for that, as any optimizer loads it too: a model that is compil
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import nn
-
-from ..._torch_private import DYNAMO_MODULE, DYNAMO_WRAPPER
-from .running import python_frames
 
 COMPILED = "the model is compiled: watched steps run eagerly, the others as compiled."
 
@@ -47,11 +43,3 @@ class Eager:
 
 def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
-
-
-def in_compiled() -> bool:
-    """Whether the caller runs inside a function that torch.compile made. With the switch on it runs eagerly."""
-    return any(
-        frame.f_code.co_name == DYNAMO_WRAPPER and frame.f_globals.get("__name__") == DYNAMO_MODULE
-        for frame in python_frames(sys._getframe(1))
-    )

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ...errors import internal_error
 from ..call import AttentionCall
-from .modes import leave_all, reason_of, without_autograd_and_modes
+from .modes import leave_all, without_autograd_and_modes
 
 COLUMNS = ("grad_q_count", "grad_q_square", "grad_q_median", "grad_k_count", "grad_k_square", "grad_k_median")
 NO_GRADIENTS = (
@@ -46,7 +47,7 @@ class GradientHooks:
 
     def follow(self, call: AttentionCall) -> None:
         """Register hooks on q and k of this call."""
-        (query, key), batch = (call.query, call.key), call.facts.batch
+        (query, key), batch = (call.query, call.key), call.info.batch
         # a product has its right factor as (..., E, L)
         turns: list[Turn] = [
             _transposed if flipped else _as_it_is for flipped in (call.flipped, call.product and not call.flipped)
@@ -56,7 +57,7 @@ class GradientHooks:
         for place, tensor, turn in ((0, query, turns[0]), (3, key, turns[1])):
             if not tensor.requires_grad or tensor.dim() < 2:
                 continue
-            rows = call.rows if place == 0 or call.facts.kind == "self" else None
+            rows = call.rows if place == 0 or call.info.kind == "self" else None
             handle = tensor.register_hook(self._hook(place, batch, turn, rows))
             if tensor.is_leaf:  # hooks on others end with their graph; a leaf would keep them
                 self.handles.append(handle)
@@ -75,7 +76,7 @@ class GradientHooks:
                     leave_all()
                     own.failure = str(error)
                 except Exception as error:
-                    own.failure = reason_of(error)
+                    own.failure = internal_error(error)
 
         return hook
 

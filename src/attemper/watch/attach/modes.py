@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from ..._torch_private import (
+    _is_any_autocast_enabled,
     _len_torch_dispatch_stack,
     _pop_mode,
     _push_mode,
     _set_grad_enabled,
     is_autocast_on,
 )
-from ...errors import internal_error
+from ...errors import restoring
 
 
 class Open(threading.local):
@@ -54,7 +55,8 @@ class without_autograd_and_modes(without_modes):  # noqa: N801 (used as a functi
     __slots__ = ("autocast", "graph")
 
     def __init__(self, device: str) -> None:
-        self.autocast = torch.autocast(device, enabled=False) if is_autocast_on(device) else None
+        on = _is_any_autocast_enabled() and is_autocast_on(device)
+        self.autocast = torch.autocast(device, enabled=False) if on else None
         self.graph = torch.is_grad_enabled()
 
     def __enter__(self) -> None:
@@ -79,7 +81,4 @@ def leave_all() -> None:
         _open.regions[-1].__exit__(None, None, None)
 
 
-def reason_of(error: Exception) -> str:
-    """What a note says of an exception in attemper's own code, once torch is as it was."""
-    leave_all()
-    return internal_error(error)
+restoring.append(leave_all)

@@ -29,15 +29,15 @@ from ..._torch_private import (
 from .storages import address
 
 if TYPE_CHECKING:
-    from ..call import AttentionCall
+    from ..call import AttentionCall, CallInfo, Summary
+    from ..observer import Observer
     from ..routes.exchanged import Collective
     from ..routes.handwritten.chain import Chain
     from ..routes.kind import Sequences
     from ..routes.transformers import Interfaced
-    from ..session import Watch
     from ..trace.trace import Trace
     from .attachment import Attachment
-    from .learned import FullPass, LightPass
+    from .plan import FullPass, InterceptedPass, PassPlan
 
 QUIET = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Conv1d, nn.Conv2d}
 """Modules that hold no attention. Most of a model's ops run in them, and every op that the mode dispatches costs time."""
@@ -98,7 +98,8 @@ def traits(module: nn.Module) -> Traits:
     if known is None:
         name = cls.__name__
         carries = cls in QUIET or projects(module) or NORM.search(name) is not None
-        known = _traits[cls] = Traits(cls in QUIET, carries, ATTENTION.search(name) is not None)
+        attends = ATTENTION.search(name) is not None and not name.endswith("Output")  # which is the projection after it
+        known = _traits[cls] = Traits(cls in QUIET, carries, attends)
     return known
 
 
@@ -114,27 +115,31 @@ _traits: dict[type[nn.Module], Traits] = {}
 class Pass:
     """One call of the outermost watched module: its mode, and what is tracked until it ends."""
 
-    def __init__(self, chain: Chain, mode: TorchDispatchMode, trace: Trace | None = None) -> None:
-        self.chain, self.mode, self.trace = chain, mode, trace
+    chain: Chain  # if it has a mode
+    sequences: Sequences  # unless it is intercepted
+
+    def __init__(self) -> None:
+        self.mode: TorchDispatchMode | None = None  # None: no op of it was followed so far
+        self.trace: Trace | None = None
         self.active = False  # whether the mode is on
         self.full_pass: FullPass | None = None  # what is learned in a full pass
-        self.light: LightPass | None = None  # while it is light, what it expects
-        self.begun_light: LightPass | None = None  # the same, also after it became a full one
-        self.skips: frozenset[int] = frozenset()  # modules that need no frame in it, by their ids
+        self.intercepted: InterceptedPass | None = None  # while it is intercepted, what it expects
+        self.begun_intercepted: InterceptedPass | None = None  # the same, also after it became a full one
+        self.skips: frozenset[int] = frozenset()  # while it is intercepted: ids of modules that need no frame in it
+        self.only: Observer | None = None  # while it is intercepted: the only watch, if it needs sums alone
         self.intercepting = False  # whether an intercepted function reads a call now
         self.interfaced: Interfaced | None = None
-        self.begun: list[Watch] = []  # the watches that were told of this pass
-        self.left_out: list[Watch] = []  # those of them for which it does not count
-        self.sequences: Sequences = chain.sequences
+        self.begun: list[Observer] = []  # the watches that were told of this pass
+        self.left_out: list[Observer] = []  # those of them for which it does not count
+        # in an intercepted pass, the sequences of the call that is read
+        self.planned: tuple[int | None, int | None] | None = None
         self.kept: dict[tuple[int, int, int], Tensor | None] = {}  # sequence, batch, length → rows that are not padding
-        self.masks: dict[Any, tuple[Tensor, Tensor]] = {}  # in a light pass: place in memory → mask, rows that it shows
-        self.read: dict[Any, tuple[Tensor, Any]] = {}  # place in memory, by what → tensor, what was read of it
+        self.read: dict[Any, tuple[Tensor, Any]] = {}  # what of it, place in memory → tensor, what was read of it
         self.place: OpPlace | None = None  # of the current op, if ops are counted (alter.py)
         self.ratio = 1.0  # what that op's output is then multiplied by
-        self.called: list[
-            tuple[Frame, ...]
-        ] = []  # the modules around each call that was counted, unless the pass is light
-        self.collectives: list[Collective] = []  # and what ranks exchanged meanwhile
+        # the modules around each call that was counted, unless the pass is intercepted; and what ranks exchanged meanwhile
+        self.called: list[tuple[Frame, ...]] = []
+        self.collectives: list[Collective] = []
         self.doubtful: list[tuple[Frame, ...]] = []  # modules that are named attention and showed no call
 
     def left(self, frames: list[Frame], module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
@@ -153,13 +158,47 @@ class Pass:
 
     def counted(self, call: AttentionCall, frames: list[Frame]) -> None:
         """A call of this pass was counted."""
-        if self.light is None:
+        if self.intercepted is None:
             self.called.append(call.frames)
         if self.full_pass is not None:
-            sequences = self.sequences.of_call(call.query, call.key)
-            self.full_pass.counted(call, frames, sequences)
-        elif self.begun_light is not None:
-            self.begun_light.counted(frames[-1].module, call.product)
+            self.full_pass.counted(call, frames, self.sequences_of(call.query, call.key))
+        elif self.begun_intercepted is not None:
+            self.begun_intercepted.counted(frames[-1].module, call.product)
+
+    def sequences_of(self, query: Tensor, key: Tensor) -> tuple[int | None, int | None]:
+        """The numbers of the sequences of q and k, where they are known."""
+        return (self.sequences.known(query), self.sequences.known(key)) if self.planned is None else self.planned
+
+    def all_told(self, observers: tuple[Observer, ...], plan: PassPlan) -> None:
+        """Every watch was told of an intercepted pass: which modules need no frame, and whether sums are all that is wanted."""
+        self.skips = plan.skipped_by([observer.names for observer in observers])
+        only = observers[0]
+        more = len(observers) > 1 or only.wants_gradients or only.ranks.many
+        self.only = None if more else only
+
+    def wants_only_sums(self, observers: tuple[Observer, ...], module: int) -> Observer | None:
+        """The only watch of an intercepted pass, if it needs the sums of the next call alone: this module's, by its id."""
+        only = self.only
+        if only is None or self.intercepted is None or observers != (only,) or self.left_out:
+            return None
+        recomputing = _current_graph_task_id() != -1  # a checkpoint that is computed again
+        return only if module in only.names and only.given_rows is None and not recomputing else None
+
+    def add_sums(self, info: CallInfo, summary: Summary, only: Observer, module: int) -> None:
+        """Count a call of this module, of which there are only its sums."""
+        if self.intercepted is not None:
+            self.intercepted.counted(running.frames[-1].module)
+        only.sums.add(only.names[module], info, summary)
+
+    def once(self, tensor: Tensor, read: Callable[[Tensor], Any]) -> Any:
+        """What is read of a tensor, once in this pass: many layers are given the same mask, or the same offsets."""
+        if tensor.is_inference():
+            return read(tensor)  # it counts no versions
+        place = (read, tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape, tensor.stride())
+        value = self.read.get(place)
+        if value is None:
+            value = self.read[place] = (tensor, read(tensor))  # while it is kept, its memory is not used again
+        return value[1]
 
     def spoil(self) -> None:
         """Something was seen that can only be noted: a pass like this one must be full each time."""
@@ -172,12 +211,12 @@ class Pass:
         if isinstance(result, Tensor):
             self.sequences.put(result, self.sequences.of(call.query))
 
-    def counts_for_none(self, observers: tuple[Watch, ...]) -> bool:
+    def counts_for_none(self, observers: tuple[Observer, ...]) -> bool:
         return bool(self.left_out) and all(observer in self.left_out for observer in observers)
 
     def resume(self) -> None:
         """Turn the mode on."""
-        if not self.active:
+        if not self.active and self.mode is not None:
             _push_mode(self.mode)
             self.active = True
 
@@ -202,7 +241,7 @@ class Pass:
         # a checkpoint that is computed again is stopped by an exception as soon as its backward has all it needs
         complete = complete or _current_graph_task_id() != -1
         for observer in self.begun:
-            observer._sums.end_pass(complete)
+            observer.sums.end_pass(complete)
 
 
 class Site:
@@ -249,8 +288,8 @@ class Switch:
 def module_call(attachment: Attachment, original: Callable[..., Any], switch: Switch) -> Callable[..., Any]:
     """The replacement of ``nn.Module._call_impl``: it tells the attachment when a module begins and ends its forward.
 
-    Most modules of a light pass are not followed. Without hooks, their forward is called right here, as torch's own function
-    does: one more Python call per module would cost more than the rest of a light pass.
+    Most modules of an intercepted pass are not followed. Without hooks, their forward is called right here, as torch's own
+    function does: one more Python call per module would cost more than the rest of an intercepted pass.
     """
     is_torchs = getattr(original, "__globals__", None) is vars(torch_modules)
 
@@ -260,23 +299,15 @@ def module_call(attachment: Attachment, original: Callable[..., Any], switch: Sw
         current, output = running.current, None
         if current is not None and id(module) in current.skips:
             try:
-                if is_torchs and not (
-                    module._backward_hooks
-                    or module._backward_pre_hooks
-                    or module._forward_hooks
-                    or module._forward_pre_hooks
-                    or _global_backward_pre_hooks
-                    or _global_backward_hooks
-                    or _global_forward_hooks
-                    or _global_forward_pre_hooks
-                    or _get_tracing_state()
-                ):
-                    output = module.forward(*args, **kwargs)
-                else:
-                    output = original(module, *args, **kwargs)
+                hooks = (
+                    module._backward_hooks or module._backward_pre_hooks or module._forward_hooks or module._forward_pre_hooks
+                    or _global_backward_pre_hooks or _global_backward_hooks or _global_forward_hooks or _global_forward_pre_hooks
+                )  # fmt: skip
+                straight = is_torchs and not hooks and not _get_tracing_state()
+                output = module.forward(*args, **kwargs) if straight else original(module, *args, **kwargs)
                 return output
             finally:
-                if current.light is None:  # the pass became a full one meanwhile, in which this module has a frame
+                if current.intercepted is None:  # the pass became a full one, in which this module has a frame
                     try:
                         attachment.leave(module, args, output)
                     except Exception as error:
@@ -305,32 +336,39 @@ CALL = module_call(None, nn.Module._call_impl, Switch()).__code__  # type: ignor
 
 def _calls(frame: FrameType | None) -> Iterator[dict[str, Any]]:
     """The local variables of every call of that function on Python's stack, the innermost first."""
-    for one in python_frames(frame):
-        if one.f_code is CALL:
-            values = one.f_locals
-            if values["switch"].on:
-                yield values
+    while frame is not None:
+        if frame.f_code is CALL and (values := frame.f_locals)["switch"].on:
+            yield values
+        frame = frame.f_back
 
 
 def is_innermost(module: nn.Module) -> bool:
-    """Whether a module is the innermost that runs, by Python's stack: a light pass keeps no frame of modules without calls."""
-    innermost = next(_calls(sys._getframe(3)), None)
-    return innermost is None or innermost["module"] is module  # None: it was not called in the usual way
+    """Whether a module is the innermost that runs, by Python's stack: an intercepted pass keeps frames only around calls."""
+    values = next(_calls(sys._getframe(3)), None)
+    return values is None or values["module"] is module  # without values, it was not called in the usual way
 
 
-def running_modules(frames: list[Frame], name: Callable[[int], str | None], light: LightPass | None) -> list[Frame]:
-    """The frames of all modules that run now, the outermost first. A light pass has kept only those around calls."""
-    made = {} if light is None else light.made
+def running_modules(
+    frames: list[Frame], name: Callable[[int], str | None], intercepted: InterceptedPass | None
+) -> list[Frame]:
+    """The frames of all modules that run now, the outermost first. An intercepted pass has kept only those around calls."""
+    made = {} if intercepted is None else intercepted.made
     found: list[Frame] = []
     known = list(frames)
     for values in reversed(list(_calls(sys._getframe(1)))):
         module = values["module"]
         if known and known[0].module is module:
-            found.append(known.pop(0))
+            frame = known.pop(0)
         elif found and not is_quiet(module):
             frame = Frame(module, name(id(module)) or "", values.get("args", ()))
-            frame.accounted = any(id(inner) in made for inner in module.modules())
-            for outer in found if traits(module).attends else ():
-                outer.outer = True
-            found.append(frame)
-    return frames if known else found
+        else:
+            continue
+        frame.accounted |= any(id(inner) in made for inner in module.modules())
+        for outer in found if traits(module).attends else ():
+            outer.outer = True
+        found.append(frame)
+    if not known:
+        return found
+    for frame in frames:
+        frame.accounted |= bool(made)
+    return frames

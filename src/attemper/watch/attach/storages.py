@@ -37,8 +37,8 @@ class Storages(Generic[Fact]):
     def get(self, tensor: Tensor) -> Fact | None:
         if not self._facts:
             return None
-        found = self._facts.get(address(tensor))
-        return None if found is None else found.fact
+        fact = self._facts.get(address(tensor))
+        return None if fact is None else fact.fact
 
     def has(self, tensor: Tensor) -> bool:
         """Whether anything was put for it, even None."""

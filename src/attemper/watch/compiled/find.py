@@ -75,5 +75,5 @@ def _is_own(name: str, code: CodeType, names: dict[str, Any]) -> bool:
 def heads_of(module: nn.Module) -> int:
     """The most query heads that a module may have."""
     config = getattr(module, "config", None)
-    found = [getattr(place, name, None) for place in (module, config) for name in HEADS]
-    return max((number for number in found if isinstance(number, int)), default=MOST_HEADS)
+    counts = [getattr(place, name, None) for place in (module, config) for name in HEADS]
+    return max((number for number in counts if isinstance(number, int)), default=MOST_HEADS)

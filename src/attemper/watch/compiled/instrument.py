@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ..._torch_private import mark_static
 from ...errors import InputError, checked_options
-from ...operation.listen import KIND, TALLY, begin_target, end_target, target_of
-from ...operation.tally import GRADES, KINDS, WIDTH, surviving
+from ...operation.call_hooks import KIND, TALLY, begin_target, end_target, target_of
+from ...operation.tally import GRADES, KINDS, WIDTH, surviving, use_native_ops
 from ..attach.names import named_modules
 from ..routes.kind import kind_by_name
-from ..routes.replace import INSTRUMENT, check_known
-from ..routes.versions import check_switchable, modeling
-from . import interface
+from ..routes.registered import INSTRUMENT, REPLACED, register
+from ..routes.replace import check_known
+from ..routes.versions import modeling
 from .find import heads_of, way_of
 
 HANDLES = "attemper_hooks"
@@ -78,11 +78,12 @@ def instrument(model: nn.Module) -> Instruments:
         raise InputError(
             f"instrument(): `model` must be a torch.nn.Module; got {type(model).__name__}. Pass the model that you call."
         )
-    found = Instruments(model)
+    use_native_ops()
+    instruments = Instruments(model)
     names = named_modules(model)
     ways = {module: way for module in names if (way := way_of(module)) is not None}
     left_out = [names[module] or type(module).__name__ for module, way in ways.items() if way == "torch"]
-    inside = _switch(model, found) if "interface" in ways.values() else set()
+    inside = _switch(model, instruments) if "interface" in ways.values() else set()
     for module, way in ways.items():
         if way in ("module", "own") or (way == "interface" and module in inside):
             _add_tally(module, names[module])
@@ -91,7 +92,7 @@ def instrument(model: nn.Module) -> Instruments:
                 module.register_forward_pre_hook(surviving(_begin)),
                 module.register_forward_hook(surviving(_end), always_call=True),
             )
-    if not found.layers:
+    if not instruments.layers:
         raise InputError(
             f"instrument(): found no attention in {type(model).__name__} that can be measured in a compiled graph: a Hugging "
             "Face model that uses the attention interface, attemper.MultiHeadAttention, or a module whose own code calls "
@@ -103,7 +104,7 @@ def instrument(model: nn.Module) -> Instruments:
             "own attention is computed there. Use attemper.sdpa or attemper.MultiHeadAttention.from_torch(module).",
             stacklevel=2,
         )
-    return found
+    return instruments
 
 
 def _add_tally(module: nn.Module, name: str) -> None:
@@ -120,30 +121,26 @@ def _add_tally(module: nn.Module, name: str) -> None:
     module.__dict__[KIND] = "cross" if cross else kind_by_name(name, type(module).__name__) or ""
 
 
-def _switch(model: nn.Module, found: Instruments) -> set[nn.Module]:
+def _switch(model: nn.Module, instruments: Instruments) -> set[nn.Module]:
     """Let the Hugging Face models inside attend by attemper's kernels; returns the modules of those that do."""
     library = modeling()
     inside: set[nn.Module] = set()
     if library is None:
         return inside
-    check_switchable("instrument()", "Or leave instrument out: attemper.watch(model) then runs watched steps eagerly.")
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(interface.NAME, interface.attend)
-    AttentionMaskInterface.register(interface.NAME, interface.mask)
+    register(INSTRUMENT)
     for part in named_modules(model):
         if not isinstance(part, library.PreTrainedModel) or part in inside:
             continue
         check_known(INSTRUMENT, part)
         configs = list({id(each.config): each.config for each in part.modules() if hasattr(each, "config")}.values())
         before = [(config, config._attn_implementation_internal) for config in configs]
-        part.set_attn_implementation(interface.NAME)
+        part.set_attn_implementation(REPLACED)
         used = [config for config, implementation in before if implementation is not None]
-        if any(config._attn_implementation != interface.NAME for config in used):
+        if any(config._attn_implementation != REPLACED for config in used):
             for config, implementation in before:
                 config._attn_implementation_internal = implementation
             continue
-        found.before += [pair for pair in before if pair[1] != interface.NAME]
+        instruments.before += [pair for pair in before if pair[1] != REPLACED]
         inside.update(part.modules())
     return inside
 
@@ -155,8 +152,9 @@ def _begin(module: nn.Module, arguments: tuple[Any, ...]) -> None:
 
 
 def _end(module: nn.Module, arguments: tuple[Any, ...], output: object) -> None:
-    if getattr(module, TALLY, None) is not None:
-        end_target()
+    tally = getattr(module, TALLY, None)
+    if tally is not None:
+        end_target(tally)
 
 
 def tallies(model: nn.Module) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .record import Record
 
-SHADES = ("evenness", "entropy", "p2", "peak")
+SHADES = ("evenness", "entropy", "sum_p2", "peak")
 """The sign that is shown: the first of these that was measured."""
 
 STYLE = "border-collapse:separate;border-spacing:1px;font:12px system-ui,sans-serif"
@@ -24,7 +24,7 @@ def table(record: Record) -> str:
     sign = next((name for name in SHADES if name in last.signs), last.signs[0])
     entries = last.entries
     values = [row[sign] for entry in entries for row in entry.to_dicts() if math.isfinite(row[sign])]
-    top = 1.0 if sign in ("evenness", "p2") else max(values, default=1.0)
+    top = 1.0 if sign in ("evenness", "sum_p2") else max(values, default=1.0)
     heads = sorted({head for entry in entries for head in entry.heads})
     head_cells = "".join(f"<th>{head}</th>" for head in heads)
     body = []

@@ -1,7 +1,7 @@
 """JSONL: the file of a record, one JSON object per line: how lines are written, appended while a watch runs, and read.
 
 A file opens with ``{"schema": "attemper.record", "version": 1}``, and so does what each later run appends to it. The other lines
-are rows, the ``facts`` of a layer, what was ``logged`` in a step, or a ``note``. Each row holds the number of rows of its step,
+are rows, the ``info`` of a layer, what was ``logged`` in a step, or a ``note``. Each row holds the number of rows of its step,
 so that a step that a kill cut short is recognised. A step is appended under a lock, whole or not at all: a write that fails is
 undone. If a kill cut a line short, the next append removes that line first. Rows that cannot be written are buffered and tried
 again.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ... import _files
 from ...errors import InputError
 from ...heads import count_column
-from ..call import Facts
+from ..call import CallInfo
 from .entry import GRADIENTS, KEYS, SCORE_PEAK, Entry, RecordRow, from_rows
 
 SCHEMA, VERSION = "attemper.record", 1
@@ -65,8 +65,8 @@ def row_lines(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
             yield {**{name: row[name] for name in KEYS}, IN_STEP: rows[entry.step], **row}
 
 
-def facts_line(place: tuple[str, str], facts: Facts) -> dict[str, Any]:
-    return {"layer": place[0], "kind": place[1], "facts": facts.to_dict()}
+def info_line(place: tuple[str, str], info: CallInfo) -> dict[str, Any]:
+    return {"layer": place[0], "kind": place[1], "info": info.to_dict()}
 
 
 def logged_line(step: int, numbers: dict[str, float]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[tuple[str, str], Facts] = {}
+        self.known: dict[tuple[str, str], CallInfo] = {}
         self.noted = 0
         self.waiting: list[bytes] = []
         self.failure = ""
@@ -121,11 +121,11 @@ class Journal:
                 f"watch(): `path` {str(self.path)!r} cannot be written: {error.strerror}. Choose another, or leave it out."
             ) from error
 
-    def append(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts], notes: list[str]) -> None:
-        """Append the rows of a step, after its new facts and notes."""
-        news = {place: found for place, found in facts.items() if self.known.get(place) != found}
+    def append(self, entries: Iterable[Entry], info: dict[tuple[str, str], CallInfo], notes: list[str]) -> None:
+        """Append the rows of a step, after its new info and notes."""
+        news = {place: new for place, new in info.items() if self.known.get(place) != new}
         self.known |= news
-        lines = [facts_line(place, found) for place, found in news.items()]
+        lines = [info_line(place, new) for place, new in news.items()]
         lines += [{"note": note} for note in notes[self.noted :]]
         self.noted = len(notes)
         self.waiting += [dump(line).encode() for line in lines]
@@ -160,7 +160,7 @@ class Journal:
             if size and self.end not in (None, size):
                 self.warn(SHARED.format(name=self.path.name))
             if not size:  # new, or deleted in the meantime
-                text = OPENING + b"".join(dump(facts_line(*item)).encode() for item in self.known.items()) + text
+                text = OPENING + b"".join(dump(info_line(*item)).encode() for item in self.known.items()) + text
             elif opening and _tail(file, size, len(OPENING)) != OPENING:
                 text = OPENING + text
             _files.append(file, text)
@@ -200,7 +200,7 @@ class ParsedLines:
         self.rows: list[tuple[WrittenStep, RecordRow]] = []
         self.lines: Counter[WrittenStep] = Counter()  # of each step, damaged ones too
         self.loose = 0  # damaged lines before the first row of a step
-        self.facts: dict[tuple[str, str], Facts] = {}
+        self.info: dict[tuple[str, str], CallInfo] = {}
         self.logged: dict[int, dict[str, float]] = {}
         self.notes: dict[str, None] = {}
         self.bad: list[int] = []
@@ -219,20 +219,20 @@ class ParsedLines:
             else:
                 self.loose += 1
 
-    def _sort(self, found: Any) -> None:
-        if not isinstance(found, dict):
+    def _sort(self, line: Any) -> None:
+        if not isinstance(line, dict):
             raise ValueError
-        if found == HEADER:
+        if line == HEADER:
             self.run, self.loose = self.run + 1, 0
-        elif "facts" in found:
-            self.facts.update([_read_facts(found)])
-        elif "logged" in found:
-            numbers = {_text(name): _number(value) for name, value in dict(found["logged"]).items()}
-            self.logged.setdefault(_whole(found, "step"), {}).update(numbers)
-        elif "note" in found:
-            self.notes[_text(found["note"])] = None
+        elif "info" in line:
+            self.info.update([_read_info(line)])
+        elif "logged" in line:
+            numbers = {_text(name): _number(value) for name, value in dict(line["logged"]).items()}
+            self.logged.setdefault(_whole(line, "step"), {}).update(numbers)
+        elif "note" in line:
+            self.notes[_text(line["note"])] = None
         else:
-            row = _read_row(found)
+            row = _read_row(line)
             step = WrittenStep(self.run, row["step"], int(row.pop(IN_STEP, 0)))
             self.lines[step] += 1 + self.loose
             self.loose = 0
@@ -260,12 +260,12 @@ class ParsedLines:
             else:
                 blocks.append((run, [row]))
         last = {_place(block[0]): run for run, block in blocks}
-        kept: dict[tuple[Any, ...], list[RecordRow]] = {}
+        rows_of: dict[tuple[Any, ...], list[RecordRow]] = {}
         for run, block in blocks:
             if run == last[_place(block[0])]:
-                kept[(*_place(block[0]), *(row["head"] for row in block))] = block
-        dropped = sum(len(block) for _, block in blocks) - sum(map(len, kept.values()))
-        return [from_rows(block) for block in kept.values()], dropped
+                rows_of[(*_place(block[0]), *(row["head"] for row in block))] = block
+        dropped = sum(len(block) for _, block in blocks) - sum(map(len, rows_of.values()))
+        return [from_rows(block) for block in rows_of.values()], dropped
 
 
 def _place(row: RecordRow) -> tuple[int, str, str]:
@@ -277,12 +277,12 @@ def _follows(before: RecordRow, row: RecordRow) -> bool:
     return _place(before) == _place(row) and before["head"] < row["head"] and before.keys() == row.keys()
 
 
-def _read_facts(found: dict[str, Any]) -> tuple[tuple[str, str], Facts]:
-    """The facts of a line; a ValueError or a TypeError if it holds none."""
-    facts = Facts(**found["facts"])
-    if not all(_fits(getattr(facts, field.name), str(field.type)) for field in fields(Facts)):
+def _read_info(line: dict[str, Any]) -> tuple[tuple[str, str], CallInfo]:
+    """The info of a line; a ValueError or a TypeError if it holds none."""
+    info = CallInfo(**line["info"])
+    if not all(_fits(getattr(info, field.name), str(field.type)) for field in fields(CallInfo)):
         raise ValueError
-    return (_text(found.get("layer")), _text(found.get("kind"))), facts
+    return (_text(line.get("layer")), _text(line.get("kind"))), info
 
 
 KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float), "None": type(None)}
@@ -296,19 +296,19 @@ def _fits(value: object, annotation: str) -> bool:
     return any(isinstance(value, KINDS[kind]) for kind in kinds)
 
 
-def _read_row(found: dict[str, Any]) -> RecordRow:
+def _read_row(line: dict[str, Any]) -> RecordRow:
     """A row with its numbers; a ValueError if a key or a count is missing, or a value is not a number."""
     row: RecordRow = {
-        "step": _whole(found, "step"),
-        "layer": _text(found.get("layer")),
-        "kind": _text(found.get("kind")),
+        "step": _whole(line, "step"),
+        "layer": _text(line.get("layer")),
+        "kind": _text(line.get("kind")),
     }
-    row["head"] = _whole(found, "head")
-    for name, value in found.items():
+    row["head"] = _whole(line, "head")
+    for name, value in line.items():
         if name not in KEYS:
             row[name] = _number(value)
-    if IN_STEP in found:
-        row[IN_STEP] = _whole(found, IN_STEP)
+    if IN_STEP in line:
+        row[IN_STEP] = _whole(line, IN_STEP)
     gradients = [name for name in row if name.startswith("grad_")]
     counts = {count_column(name) for name in row if name not in (*KEYS, IN_STEP, "peak", SCORE_PEAK, *gradients)}
     if "rows" not in row or not counts <= {"", *row} or (gradients and set(gradients) != set(GRADIENTS)):
@@ -322,8 +322,8 @@ def _text(value: object) -> str:
     return value
 
 
-def _whole(found: dict[str, Any], name: str) -> int:
-    value = found.get(name)
+def _whole(line: dict[str, Any], name: str) -> int:
+    value = line.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST[name]:
         raise ValueError
     return value

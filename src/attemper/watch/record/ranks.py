@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -23,9 +23,6 @@ from ..._torch_private import default_store, tree_leaves
 from ...heads import HeadSummary
 from ..attach.modes import without_autograd_and_modes
 from .entry import Entry
-
-if TYPE_CHECKING:
-    from ..routes.exchanged import Exchange
 
 PATIENCE = timedelta(seconds=30)
 
@@ -86,12 +83,12 @@ def cut_over_heads(model: nn.Module) -> str | None:
     """The name of a parameter that ranks hold different rows of for good: tensor parallel. None if there is none."""
     from torch.distributed.fsdp import FSDPModule
 
-    shards = {id(one) for part in model.modules() if isinstance(part, FSDPModule) for one in part.parameters()}
+    shards = {id(weight) for part in model.modules() if isinstance(part, FSDPModule) for weight in part.parameters()}
     for name, parameter in model.named_parameters():
         placements = list(getattr(parameter, "placements", ()))
         if id(parameter) in shards and placements:  # the first are those of fully_shard
             placements = placements[2:] if placements[0].is_replicate() else placements[1:]
-        if any(one.is_shard() for one in placements):
+        if any(weight.is_shard() for weight in placements):
             return name
     return None
 
@@ -100,10 +97,20 @@ def are_many() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-class Ranks:
-    """The ranks of one watch, found when it opens."""
+class Exchange(NamedTuple):
+    """What an attention module exchanges with other ranks."""
 
-    def __init__(self, model: nn.Module) -> None:
+    modules: tuple[int, ...]  # the ids of the modules around its call, the innermost last
+    op: str
+    ranks: frozenset[int]
+    calls: int  # of attention in it
+    gathers: bool  # it only gathers, before its only call: that call has whole heads, and every key of its rows
+
+
+class Ranks:
+    """The ranks of one watch, found when it opens; before that, this one alone."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
         self.groups: list[ProcessGroup] = []  # over which rows are joined, one after the other
         self.first, self.whole = True, True  # whether this rank writes; whether the group is all ranks
         self.sentences: list[str] = []  # warnings for the start
@@ -114,22 +121,22 @@ class Ranks:
         self.members: frozenset[int] = frozenset()  # the ranks whose rows are joined
         self.split = False  # whether a layer ran a part of its heads, wherever the others ran
         self.apart = False  # whether these ranks themselves run different parts of a layer
-        self.many = are_many()
-        if self.many:
+        self.many = model is not None and are_many()
+        if model is not None and self.many:
             self._find(model)
 
     def _find(self, model: nn.Module) -> None:
         self.first = distributed.get_rank() == 0
         wrappers = [part for part in model.modules() if isinstance(part, nn.parallel.DistributedDataParallel)]
         groups = {id(part.process_group): part.process_group for part in wrappers}.values()
-        found, roots = [DataRanks.of_group(group) for group in groups], list[nn.Module](wrappers)
+        data_ranks, roots = [DataRanks.of_group(group) for group in groups], list[nn.Module](wrappers)
         if not wrappers:
-            roots, found = _sharded(model)
-        if len(found) != 1:
-            self.tensor_parallel = not found and cut_over_heads(model) is not None
-            self.sentences.append(SEVERAL if found else TENSOR if self.tensor_parallel else ALONE)
+            roots, data_ranks = _sharded(model)
+        if len(data_ranks) != 1:
+            self.tensor_parallel = not data_ranks and cut_over_heads(model) is not None
+            self.sentences.append(SEVERAL if data_ranks else TENSOR if self.tensor_parallel else ALONE)
             return
-        (data,) = found
+        (data,) = data_ranks
         size, world = len(data.members), distributed.get_world_size()
         self.first, self.whole = distributed.get_rank() == data.members[0], size == world
         if not self.whole:
@@ -156,7 +163,7 @@ class Ranks:
         self.handles, self.inputs = [], []
 
     def _hash_inputs(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        for part in tree_leaves((args, kwargs)):
+        for part in tree_leaves((args, kwargs)) if self.groups else ():
             if type(part) is Tensor and part.layout is torch.strided and not (part.is_nested or part.is_meta):
                 with without_autograd_and_modes(part.device.type):
                     self.inputs.append(_hash(part) * (2 * len(self.inputs) + 1))
@@ -169,7 +176,7 @@ class Ranks:
         return False
 
     def join(self, step: int, entries: list[Entry], warn: Callable[[str], None]) -> list[Entry] | None:
-        """The same entries over all ranks; None if they must not be added, with a warning."""
+        """Add the entries of all ranks. If they must not be added, warn and return None."""
         inputs, self.inputs = self.inputs, []
         if not self.groups:
             return None
@@ -192,7 +199,7 @@ class Ranks:
 
     def _disagreement(self, entries: list[Entry], inputs: list[Tensor], split: bool) -> str | None:
         """Why the rows of these ranks must not be added: the same answer on each of them."""
-        device = self._device()
+        device = device_of(self.groups[0])
         layout = repr([(entry.place, entry.summary.columns) for entry in entries])
         digest = int.from_bytes(hashlib.sha256(layout.encode()).digest()[:7], "big")
         # halved, so that its negative exists; a rank without input differs from all others
@@ -200,20 +207,20 @@ class Ranks:
         ends = torch.tensor([digest, -digest, 0, 0, split], dtype=torch.int64, device=device)
         ends[2], ends[3] = given, -given
         self._reduce(ends, distributed.ReduceOp.MAX)
-        found = ends.tolist()
+        largest = ends.tolist()
         # the largest and the smallest are equal only if all are
-        if found[0] != -found[1]:
+        if largest[0] != -largest[1]:
             return DIFFERENT
-        if found[4]:
+        if largest[4]:
             return SPLIT
-        return SAME if entries and found[2] == -found[3] else None
+        return SAME if entries and largest[2] == -largest[3] else None
 
     def _sum(self, entries: list[Entry]) -> list[Entry]:
         if not entries:
             return entries
-        device = self._device()
+        device = device_of(self.groups[0])
         sums = torch.cat([entry.summary.sums.flatten() for entry in entries])
-        peaks = torch.cat([part for one in entries for part in (one.summary.peaks, one.summary.largest_scores)])
+        peaks = torch.cat([part for item in entries for part in (item.summary.peaks, item.summary.largest_scores)])
         # a rank without a backward adds nothing
         grads = [
             entry.gradients if entry.gradients is not None else sums.new_zeros(len(entry.heads), 6) for entry in entries
@@ -229,12 +236,13 @@ class Ranks:
         for group in self.groups:
             distributed.all_reduce(tensor, operation, group)
 
-    def _device(self) -> torch.device:
-        """The device of the reductions: a GPU for NCCL, the host for gloo."""
-        types = {device.type for device in self.groups[0]._device_types}
-        if "cpu" in types or not types:
-            return torch.device("cpu")
-        return torch.device(min(types), torch.accelerator.current_device_index())
+
+def device_of(group: ProcessGroup) -> torch.device:
+    """The device of a group's reductions: a GPU for NCCL, the host for gloo."""
+    types = {device.type for device in group._device_types}
+    if "cpu" in types or not types:
+        return torch.device("cpu")
+    return torch.device(min(types), torch.accelerator.current_device_index())
 
 
 def _sharded(model: nn.Module) -> tuple[list[nn.Module], list[DataRanks]]:
@@ -243,20 +251,20 @@ def _sharded(model: nn.Module) -> tuple[list[nn.Module], list[DataRanks]]:
 
     every = [part for part in model.modules() if isinstance(part, FSDPModule)]
     inner = {id(below) for part in every for below in part.modules() if below is not part}
-    found = [DataRanks.of_shards(one) for part in every[:1] for one in part.parameters()]
-    return [part for part in every if id(part) not in inner], [one for one in found if one is not None][:1]
+    data_ranks = [DataRanks.of_shards(parameter) for part in every[:1] for parameter in part.parameters()]
+    return [part for part in every if id(part) not in inner], [ranks for ranks in data_ranks if ranks is not None][:1]
 
 
 def _split(entries: list[Entry], total: Tensor, peaks: Tensor, measured: list[float], start: int) -> list[Entry]:
-    found, place, row, grad = [], 0, 0, start
+    entries_of, place, row, grad = [], 0, 0, start
     for entry, has_gradients in zip(entries, measured, strict=True):
         heads, width = len(entry.heads), entry.summary.sums.shape[1]
         sums = total[place : place + heads * width].view(heads, width)
         summary = HeadSummary(entry.summary.columns, sums, *peaks[row : row + 2 * heads].split(heads))
         gradients = total[grad : grad + heads * 6].view(heads, 6)
-        found.append(Entry(*entry.place, summary, gradients if has_gradients else None))
+        entries_of.append(Entry(*entry.place, summary, gradients if has_gradients else None))
         place, row, grad = place + heads * width, row + 2 * heads, grad + heads * 6
-    return found
+    return entries_of
 
 
 def _hash(tensor: Tensor) -> Tensor:

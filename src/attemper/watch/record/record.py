@@ -13,13 +13,13 @@ from typing import Any, TypeVar, cast
 
 from ... import _files
 from ...errors import InputError
-from ..call import Facts
-from .entry import KEYS, SCORE_PEAK, Entry, EntryBuffer, Slot
-from .transfer import MOST_WAITING, Transfer
+from ..call import CallInfo
+from .buffer import MOST_WAITING, EntryBuffer, Slot, Transfer, are_done
+from .entry import KEYS, SCORE_PEAK, Entry
 
 LOCAL = (
     "merge(): both records have step {step} of {layer!r}, whose heads, or the rows or keys of them, are those of one rank "
-    "(facts[layer, kind].local), so that equal numbers are not equal heads. Read the records one by one."
+    "(info[layer, kind].local), so that equal numbers are not equal heads. Read the records one by one."
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ class Record:
     A row has ``step``, ``layer`` (as the model names it), ``kind`` (self or cross), ``head``, and one number per sign: the mean
     over the rows counted (``rows`` of them), except ``peak``, which is the largest logit. Where numbers are added to the scores
     (ALiBi, T5), ``score_peak`` is the largest scale · q·k without them, by which alerts and the clip judge. With gradients also
-    ``grad_q_rms``, ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``facts`` holds the scale, head dim, heads, lengths and
+    ``grad_q_rms``, ``grad_q_median``, ``grad_k_rms``, ``grad_k_median``. ``info`` holds the scale, head dim, heads, lengths and
     route of the calls, per layer and kind. ``logged`` holds what ``watch.log()`` was given, such as the loss, by step. ``notes``
     lists what was not measured, and why, and whether only the last steps are in memory.
 
@@ -60,7 +60,7 @@ class Record:
     def __init__(
         self,
         entries: Iterable[Entry] = (),
-        facts: dict[tuple[str, str], Facts] | None = None,
+        info: dict[tuple[str, str], CallInfo] | None = None,
         notes: Iterable[str] = (),
         logged: dict[int, dict[str, float]] | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Record:
         self._buffer = EntryBuffer()
         # their device may still compute; it is waited for when they are read
         self._waiting = deque((Transfer(entries),))
-        self.facts = dict(facts or {})
+        self.info = dict(info or {})
         self.notes = list(notes)
         self.logged = {step: dict(numbers) for step, numbers in (logged or {}).items()}
 
@@ -80,14 +80,16 @@ class Record:
 
     def _settle(self, most: int = 0) -> None:
         """Put the steps that have arrived into the buffer, and wait for others until no more than so many are missing."""
-        while self._waiting and (len(self._waiting) > most or self._waiting[0].is_done):
-            self._waiting.popleft().put_into(self._buffer)
+        while self._waiting and (len(self._waiting) > most or are_done(self._waiting[0].events)):
+            arrived = self._waiting.popleft()
+            arrived.wait()
+            self._buffer.put(arrived.entries, arrived.on_host)
 
     @locked
-    def _add(self, entries: Iterable[Entry], facts: dict[tuple[str, str], Facts]) -> None:
+    def _add(self, entries: Iterable[Entry], info: dict[tuple[str, str], CallInfo]) -> None:
         """Add a step."""
         self._waiting.append(Transfer(entries))
-        self.facts |= facts
+        self.info |= info
         self._settle(MOST_WAITING)
 
     @locked
@@ -100,14 +102,6 @@ class Record:
             self.logged = {step: numbers for step, numbers in self.logged.items() if step >= first}
         return dropped
 
-    @locked
-    def _at(self, step: int) -> list[Entry]:
-        """The entries of one step, without reading the others."""
-        slots, begins = self._slots, self._buffer.begins
-        if begins and slots[begins[-1]].step == step and (len(begins) == 1 or slots[begins[-1] - 1].step < step):
-            slots = slots[begins[-1] :]  # the last one, as in every step of a training
-        return [self._buffer.get(slot) for slot in slots if slot.step == step]
-
     @property
     def _slots(self) -> list[Slot]:
         self._settle()
@@ -117,7 +111,8 @@ class Record:
     @locked
     def steps(self) -> list[int]:
         """The steps that were watched, in order."""
-        return sorted({slot.step for slot in self._slots})
+        slots = self._slots
+        return sorted({slots[first].step for first in self._buffer.begins})
 
     @property
     @locked
@@ -158,7 +153,9 @@ class Record:
         slots, logged = self._slots, self.logged
         if steps is not None:
             wanted = _numbers("steps", steps)
-            slots = [slot for slot in slots if slot.step in wanted]
+            begins, ends = self._buffer.begins, [*self._buffer.begins[1:], len(slots)]
+            parts = [slice(*part) for part in zip(begins, ends, strict=True) if slots[part[0]].step in wanted]
+            slots = [slot for part in parts for slot in slots[part]]
             logged = {step: numbers for step, numbers in logged.items() if step in wanted}
         if layers is not None:
             fits = layers if callable(layers) else self._named(layers)
@@ -180,8 +177,8 @@ class Record:
                 )
             chosen = [part for entry in chosen if (part := entry.take(numbers)) is not None]
         named = {(entry.layer, entry.kind) for entry in chosen}
-        facts = {place: facts for place, facts in self.facts.items() if place in named}
-        return Record(chosen, facts, self.notes, logged)
+        info = {place: info for place, info in self.info.items() if place in named}
+        return Record(chosen, info, self.notes, logged)
 
     def _named(self, layers: str | Iterable[str]) -> Callable[[str], bool]:
         """A function that is True for a layer that matches one of these names; each must match some layer."""
@@ -200,23 +197,23 @@ class Record:
 
         Args:
             others: records of other ranks, other data or other steps of the same model. Where ranks run different heads of a
-                layer (``facts[layer, kind].local``), their rows of one step cannot be merged: head 0 is another one on each.
+                layer (``info[layer, kind].local``), their rows of one step cannot be merged: head 0 is another one on each.
         """
-        found: dict[tuple[Any, ...], Entry] = {}
+        merged: dict[tuple[Any, ...], Entry] = {}
         for entry in (entry for record in (self, *others) for entry in record.entries):
-            present = found.get(entry.place)
+            present = merged.get(entry.place)
             if present is not None and any(
-                record.facts[entry.place[1:3]].local for record in (self, *others) if entry.place[1:3] in record.facts
+                record.info[entry.place[1:3]].local for record in (self, *others) if entry.place[1:3] in record.info
             ):
                 raise InputError(LOCAL.format(layer=entry.layer, step=entry.step))
-            found[entry.place] = entry if present is None else present.join(entry)
-        facts = {place: facts for record in (self, *others) for place, facts in record.facts.items()}
+            merged[entry.place] = entry if present is None else present.join(entry)
+        info = {place: info for record in (self, *others) for place, info in record.info.items()}
         notes = dict.fromkeys(note for record in (self, *others) for note in record.notes)
         logged: dict[int, dict[str, float]] = {}
         for record in (self, *others):
             for step, numbers in record.logged.items():
                 logged.setdefault(step, {}).update(numbers)
-        return Record(sorted(found.values(), key=lambda entry: entry.step), facts, notes, logged)
+        return Record(sorted(merged.values(), key=lambda entry: entry.step), info, notes, logged)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """One dict per step, layer and head."""
@@ -230,7 +227,7 @@ class Record:
         return pandas.DataFrame(self.to_dicts(), columns=None if len(self) else list(KEYS))
 
     def to_arrow(self) -> Any:
-        """A pyarrow Table of the rows, with the facts in its metadata. Needs ``pip install 'attemper[record]'``."""
+        """A pyarrow Table of the rows, with the info in its metadata. Needs ``pip install 'attemper[record]'``."""
         from .store import to_arrow
 
         return to_arrow(self, "Record.to_arrow()")
@@ -264,7 +261,7 @@ class Record:
         return sum(len(slot.heads) for slot in self._slots)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Record, (self.entries, self.facts, self.notes, self.logged)  # a copy has a lock of its own
+        return Record, (self.entries, self.info, self.notes, self.logged)  # a copy has a lock of its own
 
     def __repr__(self) -> str:
         counts = ((len(self.steps), "step"), (len(self.layers), "layer"), (len(self), "row"))

@@ -21,7 +21,7 @@ from .jsonl import (
     WrittenStep,
     check_header,
     dump,
-    facts_line,
+    info_line,
     logged_line,
     row_lines,
 )
@@ -62,8 +62,8 @@ def write(record: Record, path: Path) -> None:
     elif path.suffix == ".csv":
         content = _files.csv_bytes(record.to_dicts()) if len(record) else f"{','.join(KEYS)}\n".encode()
     else:
-        facts = (facts_line(*item) for item in record.facts.items())
-        lines = [HEADER, *facts, *({"note": note} for note in record.notes), *row_lines(record.entries)]
+        info = (info_line(*item) for item in record.info.items())
+        lines = [HEADER, *info, *({"note": note} for note in record.notes), *row_lines(record.entries)]
         lines += [logged_line(*item) for item in record.logged.items()]
         content = "".join(map(dump, lines)).encode()
     _files.save(path, content, _unwritable)
@@ -81,7 +81,7 @@ def read(path: Path, where: str = "Record.read()") -> Record:
     _check_readable(path, where)
     if path.suffix == ".csv":
         raise InputError(
-            f"{where}: {str(path)!r} is a table of rows, without the facts and notes of a record. Read the .jsonl or "
+            f"{where}: {str(path)!r} is a table of rows, without the info and notes of a record. Read the .jsonl or "
             ".parquet file of the same run, or the table itself with pandas.read_csv()."
         )
     with path.open("rb") as file:
@@ -99,7 +99,7 @@ def read(path: Path, where: str = "Record.read()") -> Record:
 
 def _check_readable(path: Path, where: str) -> None:
     if path.is_dir():
-        there = sorted(str(one) for one in path.iterdir() if one.suffix in (".jsonl", ".parquet"))
+        there = sorted(str(file) for file in path.iterdir() if file.suffix in (".jsonl", ".parquet"))
         files = (
             f"Give one of its files: {', '.join(map(repr, there[:3]))}."
             if there
@@ -161,7 +161,7 @@ def _to_record(path: Path, where: str, held: ParsedLines, left_out: list[str]) -
     entries, dropped = held.entries()
     if dropped:
         notes.append(f"{path.name}: {dropped} rows were written again later, by a resumed run or by two runs at once.")
-    return Record(entries, held.facts, [*notes, *held.notes], held.logged)
+    return Record(entries, held.info, [*notes, *held.notes], held.logged)
 
 
 def to_arrow(record: Record, what: str) -> Any:
@@ -175,7 +175,7 @@ def to_arrow(record: Record, what: str) -> Any:
     ]
     held = {
         **HEADER,
-        "facts": [facts_line(*item) for item in record.facts.items()],
+        "info": [info_line(*item) for item in record.info.items()],
         "logged": [logged_line(*item) for item in record.logged.items()],
         "notes": record.notes,
     }
@@ -191,11 +191,11 @@ def _read_parquet(path: Path, where: str) -> Record:
         raise _damaged_parquet(path, where) from None
     metadata = (table.schema.metadata or {}).get(SCHEMA.encode(), b"").decode(errors="replace")
     check_header(where, path, metadata)
-    found, held = json.loads(metadata), ParsedLines()
-    facts, logged, notes = (found.get(name, []) for name in ("facts", "logged", "notes"))
-    if not all(isinstance(part, list) for part in (facts, logged, notes)):
+    header, held = json.loads(metadata), ParsedLines()
+    info, logged, notes = (header.get(name, []) for name in ("info", "logged", "notes"))
+    if not all(isinstance(part, list) for part in (info, logged, notes)):
         raise _damaged_parquet(path, where)
-    for line in (*facts, *logged, *({"note": note} for note in notes)):
+    for line in (*info, *logged, *({"note": note} for note in notes)):
         held.take(0, line)
     for number, row in enumerate(rows, 1):
         held.take(number, {name: value for name, value in row.items() if value is not None})

@@ -13,12 +13,15 @@ from torch import Tensor
 from ... import kernels
 from ...heads import ALL_COLUMNS, SATURABLE_KEYS, SATURATED_WEIGHT, BlockSummary, HeadSummary
 from ..attach.gradients import GradientHooks
-from ..call import AttentionCall, Facts, Summary, UnfoldedRows
-from ..passes import is_in
+from ..attach.names import is_in
+from ..call import AttentionCall, CallInfo, Summary, UnfoldedRows
 from .entry import Entry
 
 MOST_KEPT = 256 << 20
 """Bytes of rows on a GPU that a step keeps before it folds them."""
+
+MOST_ROWS = 1 << 12
+"""Heads of calls whose sums are written into one block of host memory."""
 
 SPARSE = 4
 """A block of sums that is more than so many times as large as what is used of it is not kept whole."""
@@ -28,7 +31,7 @@ SPARSE = 4
 class LayerSums:
     """A layer in one pass, or in the passes of a step."""
 
-    facts: Facts
+    info: CallInfo
     summary: HeadSummary | None = None
     unfolded: list[UnfoldedRows] = field(default_factory=list)
     gradients: list[GradientHooks] = field(default_factory=list)  # one for each pass
@@ -41,15 +44,15 @@ class LayerSums:
 
     def join(self, later: LayerSums) -> None:
         """Add the same layer in a later pass."""
-        self.facts = later.facts
+        self.info = later.info
         self.add(later.summary)
         self.unfolded += later.unfolded
         self.gradients += later.gradients
 
     def close_hooks(self) -> Tensor | None:
         """Remove the hooks; returns the sums of the gradients."""
-        found = [sums for hooks in self.gradients if (sums := hooks.close()) is not None]
-        return sum(found[1:], found[0]) if found else None
+        sums_of_hooks = [sums for hooks in self.gradients if (sums := hooks.close()) is not None]
+        return sum(sums_of_hooks[1:], sums_of_hooks[0]) if sums_of_hooks else None
 
 
 LayersByPlace = dict[tuple[str, str, tuple[int, ...]], LayerSums]
@@ -60,6 +63,7 @@ class StepAccumulator:
     """Sums the calls of a step, by layer and kind. Micro-batches and threads add up; nothing is read back from a device.
 
     The calls of a pass are kept apart until it ends: those of one that raises are dropped if the step goes on without it.
+    Sums that are written on a CPU share a block, which is allocated once in a step and copied into the record at once.
     """
 
     def __init__(self, gradients: bool) -> None:
@@ -70,20 +74,36 @@ class StepAccumulator:
         self.failed: dict[int, LayersByPlace] = {}  # in passes of a thread that raised
         self.local: set[str] = set()  # layers whose heads, rows or keys are those of one rank
         self.calls = 0  # since the watch began
-        self.kept = 0  # bytes of rows that are not folded yet
+        self.kept = 0  # bytes of rows on GPUs that are not folded yet
+        self.blocks: list[Tensor] = []  # of this step, in host memory
+        self.rows = self.rows_before = 0  # how many rows of blocks were given away in this step, and in the one before
+        self.used = self.free = 0  # how many rows of the last block were given away, and are left
         self.failures: dict[str, str] = {}  # layers whose gradients could not be measured in the last closed step
 
-    def add(self, name: str, facts: Facts, summary: Summary, call: AttentionCall | None = None) -> None:
+    def room(self, heads: int) -> tuple[Tensor, int]:
+        """A block, and the first of its rows where the sums and peaks of a call's heads may be written."""
+        with self.lock:
+            if not self.blocks or heads > self.free:
+                self.free = max(heads, min(self.rows_before - self.rows, MOST_ROWS))
+                self.blocks.append(torch.empty(self.free, len(ALL_COLUMNS), dtype=torch.float64, device="cpu"))
+                self.used = 0
+            first = self.used
+            self.used += heads
+            self.free -= heads
+            self.rows += heads
+            return self.blocks[-1], first
+
+    def add(self, name: str, info: CallInfo, summary: Summary, call: AttentionCall | None = None) -> None:
         """Add a call to its layer; `call` where its gradients are wanted."""
-        place = (name, facts.kind, (call.some_heads if call is not None else None) or _all(facts.heads))
+        place = (name, info.kind, (call.some_heads if call is not None else None) or _all(info.heads))
         with self.lock:
             layers = self.running.setdefault(threading.get_ident(), {})
             layer = layers.get(place)
             if layer is None:
-                layer = layers[place] = LayerSums(facts)
-            layer.facts = facts
+                layer = layers[place] = LayerSums(info)
+            layer.info = info
             if call is not None and call.some_heads is not None:
-                layer.facts = replace(facts, heads=call.module_heads or facts.heads)
+                layer.info = replace(info, heads=call.module_heads or info.heads)
             if summary is not None:
                 self.calls += 1
                 if isinstance(summary, UnfoldedRows):
@@ -91,11 +111,13 @@ class StepAccumulator:
                     self.kept += summary.size
                     if self.kept > MOST_KEPT:
                         self._fold([layer for layers in self._all() for layer in layers.values()])
+                elif layer.summary is None:
+                    layer.summary = summary
                 else:
-                    layer.add(summary)
+                    layer.summary = layer.summary.merge(summary)
             if self.wants_gradients and call is not None:
                 if not layer.gradients:
-                    layer.gradients.append(GradientHooks(facts.heads))
+                    layer.gradients.append(GradientHooks(info.heads))
                 layer.gradients[0].follow(call)
 
     def _all(self) -> list[LayersByPlace]:
@@ -114,7 +136,7 @@ class StepAccumulator:
     def drop_failed(self, threads: Collection[int] | None = None) -> bool:
         """Forget the passes that raised, in these threads or in all; whether there were any."""
         with self.lock:
-            dropped = [self.failed.pop(one) for one in [*self.failed] if threads is None or one in threads]
+            dropped = [self.failed.pop(thread) for thread in [*self.failed] if threads is None or thread in threads]
         for layer in (layer for layers in dropped for layer in layers.values()):
             layer.close_hooks()
         return bool(dropped)
@@ -159,36 +181,42 @@ class StepAccumulator:
                 for place in [place for place in layers if is_in(place[0], module)]:
                     layers.pop(place).close_hooks()
 
-    def close(self, step: int) -> tuple[list[Entry], dict[tuple[str, str], Facts]]:
-        """The entries and facts of this step; the next one starts empty."""
+    def close(self, step: int) -> tuple[list[Entry], dict[tuple[str, str], CallInfo]]:
+        """The entries and info of this step; the next one starts empty."""
         with self.lock:
             layers, self.layers = self.layers, {}
-            self._fold([*layers.values()])
-        entries, facts, self.failures = [], {}, {}
+            if self.kept:
+                self._fold([*layers.values()])
+            blocks, rows, self.blocks, self.rows, self.free = self.blocks, self.rows, [], 0, 0
+        self.rows_before = rows or self.rows_before
+        entries, info, self.failures = [], {}, {}
+        if rows > sum([len(heads) for *_, heads in layers]):  # some were merged
+            for block in blocks:
+                _leave_large_block([*layers.values()], block)
         for (name, kind, heads), layer in layers.items():
-            sums = layer.close_hooks()
+            sums = layer.close_hooks() if layer.gradients else None
             failures = [hooks.failure for hooks in layer.gradients if hooks.failure is not None]
             if failures:
                 self.failures[name] = failures[-1]
-            facts[name, kind] = replace(layer.facts, local=True) if name in self.local else layer.facts
+            info[name, kind] = replace(layer.info, local=True) if name in self.local else layer.info
             if layer.summary is not None:
                 entries.append(Entry(step, name, kind, heads, layer.summary, sums))
-        return _joined(entries), facts
+        return entries if len(info) == len(layers) else _joined(entries), info
 
 
 def _joined(entries: list[Entry]) -> list[Entry]:
     """The entries, with those of different heads of a layer as one: heads that were computed apart."""
-    found: dict[tuple[str, str], Entry] = {}
+    joined: dict[tuple[str, str], Entry] = {}
     others: list[Entry] = []
     for entry in entries:
-        first = found.setdefault((entry.layer, entry.kind), entry)
+        first = joined.setdefault((entry.layer, entry.kind), entry)
         if first is entry:
             continue
         if {*first.heads} & {*entry.heads} or first.summary.columns != entry.summary.columns:
             others.append(entry)  # calls that differ in their heads
         else:
-            found[entry.layer, entry.kind] = first.beside(entry)
-    return [*found.values(), *others]
+            joined[entry.layer, entry.kind] = first.beside(entry)
+    return [*joined.values(), *others]
 
 
 def _join(layers: LayersByPlace, later: LayersByPlace) -> None:
@@ -202,8 +230,8 @@ def _join(layers: LayersByPlace, later: LayersByPlace) -> None:
 
 def _leave_large_block(layers: list[LayerSums], block: Tensor) -> None:
     """Copy the rows that summaries still use of a block, if those are few: layers with many calls have merged theirs."""
-    found = [(layer, layer.summary) for layer in layers]
-    using = [(layer, own) for layer, own in found if isinstance(own, BlockSummary) and own.block is block]
+    summaries = [(layer, layer.summary) for layer in layers]
+    using = [(layer, own) for layer, own in summaries if isinstance(own, BlockSummary) and own.block is block]
     if SPARSE * sum([own.heads for _, own in using]) < len(block):
         for layer, own in using:
             layer.summary = own.alone()

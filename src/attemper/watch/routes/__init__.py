@@ -3,7 +3,6 @@
 Data passes the files in this order; each call takes one of the first six routes:
 
     sdpa            torch's fused ops, and the fast paths of nn.MultiheadAttention and the encoder layer
-    arguments       the same call in a light pass, by the arguments of torch's function
     ragged          torch.nn.attention.varlen, and SDPA on jagged tensors
     attemper        attemper's own op
     transformers    the Hugging Face attention interface
@@ -12,6 +11,5 @@ Data passes the files in this order; each call takes one of the first six routes
     handwritten/    a product, a softmax and a product, written by hand
     packed          the documents of a packed call
     kind            whether a call is self- or cross-attention
-    padding         which of its queries are padding
     exchanged       which attention modules exchange tensors with other ranks
 """

@@ -1,7 +1,8 @@
 """Exchanged: which attention modules exchange tensors with other ranks while they run: their heads or rows are those of one rank.
 
 The dispatch mode of a full pass sees every collective. Those that gather or average what is the same on all ranks (parameters,
-buffers, statistics of a batch) are known by the code that calls them, and left out. A plan keeps what was found for light passes.
+buffers, statistics of a batch) are known by the code that calls them, and left out. A plan keeps what was found for
+intercepted passes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import distributed
 
 from ..._torch_private import process_groups, resolve_process_group
 from ..attach.running import CALL, Frame, Pass, python_frames, running, traits
-from ..endings import note_exchange
+from ..record.ranks import Exchange
 
 if TYPE_CHECKING:
     from ..call import AttentionCall
-    from ..session import Watch
+    from ..observer import Observer
 
 DATA_PARALLEL = re.compile(
     r"torch\.(distributed\.(fsdp|_composable)|nn\.parallel|nn\.modules\.(_functions|batchnorm))\b"
@@ -37,16 +38,6 @@ class Collective(NamedTuple):
     ranks: frozenset[int]
     frames: tuple[Frame, ...]  # the modules that it ran in
     after: tuple[bool, ...]  # for each of them, whether an attention call had been counted in it
-
-
-class Exchange(NamedTuple):
-    """What an attention module exchanges with other ranks."""
-
-    modules: tuple[int, ...]  # the ids of the modules around its call, the innermost last
-    op: str
-    ranks: frozenset[int]
-    calls: int  # of attention in it
-    gathers: bool  # it only gathers, before its only call: that call has whole heads, and every key of its rows
 
 
 def follow_collective(func: Any, args: tuple[Any, ...]) -> None:
@@ -68,24 +59,23 @@ def exchanged_before(call: AttentionCall) -> bool:
     module = _attention_module(call.frames)
     return any(
         frame is module and not after
-        for one in running.current.collectives
-        for frame, after in zip(one.frames, one.after, strict=True)
+        for exchange in running.current.collectives
+        for frame, after in zip(exchange.frames, exchange.after, strict=True)
     )
 
 
 def collectives_so_far() -> object:
-    """What every collective changes, whoever calls it: also in a light pass, and inside an op."""
+    """What every collective changes, whoever calls it: also in an intercepted pass, and inside an op."""
     return 0 if running.current is None else len(running.current.collectives), collective_counts()
 
 
 def collective_counts() -> dict[Any, int]:
     """How many collectives each process group has run; groups whose backend does not count are left out."""
-    found: dict[Any, int] = {}
-    if distributed.is_available() and distributed.is_initialized():
-        for group in process_groups():
-            with suppress(RuntimeError):
-                found[group] = group._get_sequence_number_for_group()
-    return found
+    counts: dict[Any, int] = {}
+    for group in process_groups():
+        with suppress(RuntimeError):
+            counts[group] = group._get_sequence_number_for_group()
+    return counts
 
 
 def _note(op: str, ranks: frozenset[int]) -> None:
@@ -96,19 +86,19 @@ def _note(op: str, ranks: frozenset[int]) -> None:
         current.collectives.append(Collective(op, ranks, frames, after))
 
 
-def tell_exchanges(current: Pass, observers: list[Watch]) -> None:
+def tell_exchanges(current: Pass, observers: list[Observer]) -> None:
     """A pass has ended: tell its watches which layers exchange tensors with other ranks."""
-    found = _exchanges(current)
+    exchanges = _exchanges(current)
     if current.full_pass is not None:
-        current.full_pass.exchanges = found
-    if current.begun_light is not None:
-        found = [*found, *current.begun_light.plan.exchanges]
-    for exchange in found:
+        current.full_pass.exchanges = exchanges
+    if current.begun_intercepted is not None:
+        exchanges = [*exchanges, *current.begun_intercepted.plan.exchanges]
+    for exchange in exchanges:
         for observer in observers:
             known = (observer.names[number] for number in reversed(exchange.modules) if number in observer.names)
             name = next(known, None)
             if name is not None:
-                note_exchange(observer, name, exchange)
+                observer.add_exchange(name, exchange)
 
 
 def _exchanges(current: Pass) -> list[Exchange]:
@@ -116,20 +106,24 @@ def _exchanges(current: Pass) -> list[Exchange]:
     if not current.collectives:
         return []
     around = [_attention_module(frames) for frames in current.called]
-    found = []
+    exchanges = []
     for frames, module in zip(current.called, around, strict=True):
         mine = [
-            (one, after)
-            for one in current.collectives
-            for frame, after in zip(one.frames, one.after, strict=True)
+            (collective, after)
+            for collective in current.collectives
+            for frame, after in zip(collective.frames, collective.after, strict=True)
             if frame is module
         ]
         if mine:
             calls = sum(other is module for other in around)
-            gathers = calls == 1 and all(GATHER.search(one.op) is not None and not after for one, after in mine)
-            ranks = frozenset[int]().union(*(one.ranks for one, _ in mine))
-            found.append(Exchange(tuple(id(frame.module) for frame in frames), mine[0][0].op, ranks, calls, gathers))
-    return found
+            gathers = calls == 1 and all(
+                GATHER.search(collective.op) is not None and not after for collective, after in mine
+            )
+            ranks = frozenset[int]().union(*(collective.ranks for collective, _ in mine))
+            exchanges.append(
+                Exchange(tuple(id(frame.module) for frame in frames), mine[0][0].op, ranks, calls, gathers)
+            )
+    return exchanges
 
 
 def _attention_module(frames: tuple[Frame, ...]) -> Frame:
@@ -144,13 +138,13 @@ def _attention_module(frames: tuple[Frame, ...]) -> Frame:
 
 def _ranks_of(args: tuple[Any, ...]) -> frozenset[int]:
     """The ranks of a collective's group, which is one of its arguments, or their last string; all ranks if none shows."""
-    names = [one for one in args if isinstance(one, str)]
-    for one in (*args, *names[-1:]):
+    names = [argument for argument in args if isinstance(argument, str)]
+    for value in (*args, *names[-1:]):
         try:
-            if isinstance(one, torch.ScriptObject):
-                return frozenset(distributed.get_process_group_ranks(distributed.ProcessGroup.unbox(one)))
-            if names and one is names[-1]:
-                return frozenset(distributed.get_process_group_ranks(resolve_process_group(one)))
+            if isinstance(value, torch.ScriptObject):
+                return frozenset(distributed.get_process_group_ranks(distributed.ProcessGroup.unbox(value)))
+            if names and value is names[-1]:
+                return frozenset(distributed.get_process_group_ranks(resolve_process_group(value)))
         except (RuntimeError, ValueError, LookupError):
             continue  # the operation of a reduction, or no name
     return frozenset(range(distributed.get_world_size()))

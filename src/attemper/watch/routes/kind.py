@@ -20,11 +20,11 @@ SELF = re.compile(r"self", re.IGNORECASE)
 
 
 class Sequences:
-    """Tensor → number of its sequence."""
+    """Tensor → number of its sequence. In an intercepted pass, where no op is followed, the plan has the numbers of each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: int = 0) -> None:
         self._numbers: Storages[int] = Storages()
-        self._last = 0
+        self._last = last  # numbers that are given from now on are others
 
     def known(self, tensor: Tensor) -> int | None:
         return self._numbers.get(tensor)
@@ -37,10 +37,6 @@ class Sequences:
             self._numbers.put(tensor, number)
         return number
 
-    def of_call(self, query: Tensor, key: Tensor) -> tuple[int | None, int | None]:
-        """The numbers of q and k, where they are known."""
-        return self.known(query), self.known(key)
-
     def put(self, tensor: Tensor, number: int) -> None:
         self._numbers.put(tensor, number)
 
@@ -51,18 +47,6 @@ class Sequences:
             if number is not None:
                 self._numbers.put(made, number)
                 return
-
-
-class LearnedSequences(Sequences):
-    """The same in a light pass, where no op is followed: a full pass before it showed the numbers of each call."""
-
-    def __init__(self, learned: int) -> None:
-        super().__init__()
-        self._last = learned  # numbers that are given from now on are others
-        self.now: tuple[int | None, int | None] | None = None  # of the call that is being read
-
-    def of_call(self, query: Tensor, key: Tensor) -> tuple[int | None, int | None]:
-        return super().of_call(query, key) if self.now is None else self.now
 
 
 @lru_cache(4096)
@@ -94,7 +78,7 @@ def kind_of(frames: Sequence[Frame], query: Tensor, key: Tensor, lengths: tuple[
     if shown is not None:
         return shown
     if running.current is not None:
-        sequences = running.current.sequences.of_call(query, key)
+        sequences = running.current.sequences_of(query, key)
         if None not in sequences:
             return "self" if sequences[0] == sequences[1] else "cross"
     # one query and many keys: a cache is being read

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from ..attach.measuring import CAPTURED, is_captured
 from ..attach.modes import without_autograd_and_modes
 from ..attach.running import Frame, running
-from ..call import AttentionCall, Documents, Facts, Span
+from ..call import AttentionCall, CallInfo, Documents, Span
 from .handwritten.op_names import FLEX
 from .kind import kind_of
 
@@ -57,7 +57,7 @@ def spans_of(
     begun = _once(positions, _beginnings)
     if not flash and isinstance(begun, tuple):
         return "position_ids that restart"
-    return _cut((begun, begun), totals) if isinstance(begun, tuple) else begun
+    return cut((begun, begun), totals) if isinstance(begun, tuple) else begun
 
 
 def _apart_in_batches_of_one() -> bool:
@@ -69,15 +69,15 @@ def spans(
     rows: Tensor, keys: Tensor, totals: Sequence[int], used: tuple[Tensor | None, Tensor | None] = (None, None)
 ) -> Spans | str:
     """The documents between offsets; `used` is how many queries and keys of each there are, if not all. A str: what is wrong."""
-    read: list[Any] = [None if tensor is None else _once(tensor, _numbers) for tensor in (rows, keys, *used)]
-    wrong = next((one for one in read if isinstance(one, str)), None)
-    return _cut((read[0], read[1]), totals, (read[2], read[3])) if wrong is None else wrong
+    read: list[Any] = [None if tensor is None else numbers_of(tensor) for tensor in (rows, keys, *used)]
+    wrong = next((offsets for offsets in read if isinstance(offsets, str)), None)
+    return cut((read[0], read[1]), totals, (read[2], read[3])) if wrong is None else wrong
 
 
 Numbers = tuple[int, ...]
 
 
-def _cut(
+def cut(
     offsets: tuple[Numbers, Numbers],
     totals: Sequence[int],
     used: tuple[Numbers | None, Numbers | None] = (None, None),
@@ -86,8 +86,8 @@ def _cut(
     for ends, total, counts in zip(offsets, totals, used, strict=True):
         if len(ends) != len(offsets[0]) or list(ends) != sorted(ends) or min(ends, default=-1) < 0 or ends[-1] > total:
             return f"offsets that do not fit {total} tokens"
-        found = list(pairwise(ends))
-        ranges.append(found if counts is None else [(a, a + n) for (a, _), n in zip(found, counts, strict=True)])
+        pairs = list(pairwise(ends))
+        ranges.append(pairs if counts is None else [(a, a + n) for (a, _), n in zip(pairs, counts, strict=True)])
     return tuple((*row, *key) for row, key in zip(*ranges, strict=True) if row[0] < row[1] and key[0] < key[1])
 
 
@@ -95,7 +95,7 @@ def packed_call(
     route: str,
     frames: tuple[Frame, ...],
     tensors: tuple[Tensor, Tensor],
-    found: Spans,
+    documents: Spans,
     flat: Callable[[Tensor], Tensor],
     *,
     scale: float | None,
@@ -103,29 +103,55 @@ def packed_call(
     window: int | None = None,
     dropout: float = 0.0,
 ) -> AttentionCall | str:
-    """A call on q and k, which ``flat`` brings to (1, H, tokens, E). Its facts are those of a padded batch of its documents.
+    """A call on q and k, which ``flat`` brings to (1, H, tokens, E). Its info is that of a padded batch of its documents.
 
     Causal is as in FlashAttention since 2.1: the last query of each document is aligned with its last key.
     """
-    if not found:
+    if not documents:
         return "documents without a token"
-    if window is not None and not causal and any(last - first != stop - start for first, last, start, stop in found):
+    if (
+        window is not None
+        and not causal
+        and any(last - first != stop - start for first, last, start, stop in documents)
+    ):
         return OTHER_KEYS
     with without_autograd_and_modes(tensors[0].device.type):
         query, key = map(flat, tensors)
-        keep = torch.zeros(1, query.shape[2], dtype=torch.bool, device=query.device)
-        for first, last, _, _ in found:
-            keep[:, first:last] = True
-        everywhere = sum(last - first for first, last, _, _ in found) == query.shape[2]
-    longest = max(last - first for first, last, _, _ in found), max(stop - start for _, _, start, stop in found)
+    longest = _longest(documents)
     kind = kind_of(frames, query, key, longest)
-    facts = Facts.of(route, kind, query, key, scale=scale, causal=causal, mask=None, dropout=dropout, window=window)
-    call = AttentionCall(
-        replace(facts, batch=len(found), queries=longest[0], keys=longest[1]), frames, query, key, window=window
-    )
+    info = CallInfo.of(route, kind, query, key, scale=scale, causal=causal, mask=None, dropout=dropout, window=window)
+    call = AttentionCall(info, frames, query, key, window=window)
     call.scale, call.causal = scale, "lower_right" if causal else False
-    call.documents, call.rows = Documents(found, tensors, flat), None if everywhere else keep
+    return with_documents(call, Documents(documents, tensors, flat))
+
+
+def with_documents(call: AttentionCall, documents: Documents) -> AttentionCall:
+    """The call with these documents. Its info is that of a padded batch of them, and rows outside of them do not count."""
+    rows, keys = _longest(documents.spans)
+    call.info = replace(call.info, batch=len(documents.spans), queries=rows, keys=keys + sum(call.sink_columns))
+    call.documents, query = documents, call.query
+    if sum(last - first for first, last, _, _ in documents.spans) < query.shape[2]:
+        with without_autograd_and_modes(query.device.type):
+            call.rows = torch.zeros(1, query.shape[2], dtype=torch.bool, device=query.device)
+            for first, last, _, _ in documents.spans:
+                call.rows[:, first:last] = True
     return call
+
+
+def _longest(documents: Spans) -> tuple[int, int]:
+    return max(last - first for first, last, _, _ in documents), max(stop - start for _, _, start, stop in documents)
+
+
+def offsets_of(options: dict[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The documents of a call of the interface, as ``attention()`` takes them; None if it is given no offsets.
+
+    Rows after the last document see no key. No number is read: a graph may be traced.
+    """
+    if any(options.get(name) is None for name in LENGTHS):
+        return None
+    of_rows, of_keys = (options[name].flatten() for name in LENGTHS[:2])
+    rows, keys = (of.new_full((1,), tensor.shape[2]) for of, tensor in ((of_rows, query), (of_keys, key)))
+    return torch.cat((of_rows, rows, rows)), torch.cat((of_keys, of_keys[-1:], keys))
 
 
 def in_one_row(tensor: Tensor) -> Tensor:
@@ -138,7 +164,7 @@ def within_documents(
 ) -> Tensor | None:
     """The mask of a call of the interface that no row sees through to another document; None if it is given no offsets.
 
-    ``causal`` as above, where no mask holds it. No number is read: a graph may be traced.
+    ``causal`` holds within each document; give it where no mask holds it. No number is read: a graph may be traced.
     """
     if any(options.get(name) is None for name in LENGTHS):
         return None
@@ -154,7 +180,7 @@ def within_documents(
 
 
 def _places(offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Of each token, the number of its document, -1 outside of all, and how many tokens are left to its end."""
+    """For each token: the number of its document, -1 outside of all, and how many tokens are left to its end."""
     places = torch.arange(length, dtype=offsets.dtype, device=offsets.device)
     number = torch.searchsorted(offsets, places, right=True)
     inside = (number > 0) & (number < len(offsets))
@@ -162,18 +188,19 @@ def _places(offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def _once(tensor: Any, read: Callable[[Tensor], Any]) -> Any:
-    """What is read of a tensor, once in a pass: that waits for its device, and all layers are given the same tensor."""
+    """Read a tensor once in a pass: reading waits for its device, and all layers are given the same tensor."""
     if type(tensor) not in (Tensor, Parameter) or tensor.is_meta:
         return "offsets whose numbers cannot be read"
     if is_captured(tensor):
         return CAPTURED
     with without_autograd_and_modes(tensor.device.type):
-        if running.current is None or tensor.is_inference():
-            return read(tensor)
-        known, place = running.current.read, (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), read)
-        if place not in known:
-            known[place] = (tensor, read(tensor))  # while it is kept, its memory is not used again
-        return known[place][1]
+        return read(tensor) if running.current is None else running.current.once(tensor, read)
+
+
+def numbers_of(tensor: Tensor) -> Numbers | str:
+    """Offsets, read once in a pass; or why they cannot be read."""
+    numbers: Numbers | str = _once(tensor, _numbers)
+    return numbers
 
 
 def _numbers(tensor: Tensor) -> tuple[int, ...]:
@@ -181,7 +208,7 @@ def _numbers(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _beginnings(positions: Tensor) -> tuple[int, ...] | None:
-    """Where positions, (B, L), begin again, and their length; None if they only go on."""
+    """The offsets at which positions, (B, L), restart, and their total length; None if they never restart."""
     first, length = positions.min(), positions.shape[1]
     if length == 1 or torch.equal(
         positions, (first + torch.arange(length, device=positions.device)).expand_as(positions)

@@ -12,22 +12,22 @@ from ..._torch_private import jagged_sdpa as jagged_sdpa
 from ..attach.running import Frame, Pass, Switch, running
 from ..call import AttentionCall
 from .packed import packed_call, spans
-from .sdpa import Reader, bound, unreadable
+from .sdpa import Reader, arguments_by_name, unreadable
 
 if TYPE_CHECKING:
-    from ..attach.light import Interception
+    from ..attach.intercept import Interception
 
 VARLEN = ("_varlen_attn", "_varlen_attn_out")
 
 
 def readers() -> dict[Any, Reader]:
     """The ops of torch.nn.attention.varlen, once that was imported: it takes seconds."""
-    found = [getattr(torch.ops.torch_attn, name, None) for name in VARLEN]
-    return {packet.default: _varlen for packet in found if packet is not None}
+    ops = [getattr(torch.ops.torch_attn, name, None) for name in VARLEN]
+    return {packet.default: _varlen for packet in ops if packet is not None}
 
 
 def _varlen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall | str:
-    given = bound(func, args, kwargs)
+    given = arguments_by_name(func, args, kwargs)
     query, key, keys = given["query"], given["key"], given["cu_seq_k"]
     if given["block_table"] is not None or keys is None:
         return "a paged cache"
@@ -38,11 +38,11 @@ def _varlen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tu
     causal = given["is_causal"] or right == 0
     if not causal and left != right:
         return f"a window of {left} keys before each query and {right} after it; -1 is all"
-    found = spans(given["cu_seq_q"], keys, (len(query), len(key)), (None, given["seqused_k"]))
-    if isinstance(found, str):
-        return found
+    documents = spans(given["cu_seq_q"], keys, (len(query), len(key)), (None, given["seqused_k"]))
+    if isinstance(documents, str):
+        return documents
     window, scale = None if left < 0 else left + 1, given["scale"]
-    return packed_call("sdpa", frames, (query, key), found, _of_tokens, scale=scale, causal=causal, window=window)
+    return packed_call("sdpa", frames, (query, key), documents, _of_tokens, scale=scale, causal=causal, window=window)
 
 
 def _of_tokens(tensor: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ def _begins(interception: Interception, current: Pass, args: tuple[Any, ...], kw
     """Whether this call is to be read. If another dimension is ragged, torch's SDPA gets what is dense, and is read there."""
     if current.counts_for_none(interception.attachment.observers) or not is_jagged(*args, **kwargs):
         return False
-    if current.light is not None:
-        interception.convert(current)
+    if current.intercepted is not None:
+        interception.attachment.fall_back(current)
     current.spoil()
     return True
 
@@ -112,13 +112,13 @@ def _read(
     if not is_jagged(key):
         return "jagged queries and keys that are not"
     totals = [tensor.values().shape[1] for tensor in (query, key)]
-    found = spans(query.offsets(), key.offsets(), totals, (query.lengths(), key.lengths()))
-    if isinstance(found, str):
-        return f"jagged tensors with {found}"
-    if is_causal and any(last - first != stop - start for first, last, start, stop in found):
+    documents = spans(query.offsets(), key.offsets(), totals, (query.lengths(), key.lengths()))
+    if isinstance(documents, str):
+        return f"jagged tensors with {documents}"
+    if is_causal and any(last - first != stop - start for first, last, start, stop in documents):
         return "jagged tensors, causal, whose keys are not as many as their queries"  # kernels align them differently
     tensors = query, key
-    return packed_call("sdpa", frames, tensors, found, _of_jagged, scale=scale, causal=is_causal, dropout=dropout_p)
+    return packed_call("sdpa", frames, tensors, documents, _of_jagged, scale=scale, causal=is_causal, dropout=dropout_p)
 
 
 def _of_jagged(tensor: Any) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.functional import layer_norm, linear
 
 from ..attach.modes import without_autograd_and_modes
 from ..attach.running import Frame, running
-from ..call import AttentionCall, Facts
+from ..call import AttentionCall, CallInfo
 from .handwritten.layout import heads_of
 from .handwritten.slices import find_slices, heads_at, heads_beside
 from .kind import kind_of
@@ -41,12 +41,12 @@ Reader = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[Frame, ...]], Att
 
 def readers() -> dict[Any, Reader]:
     """Op → how its arguments are read as a call; ops that this torch lacks are left out."""
-    found: dict[Any, Reader] = {}
+    reader_of: dict[Any, Reader] = {}
     for name, reader in ((ENCODER, _encoder), (MHA, _mha), *((name, _sdpa) for name in SDPA)):
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
-            found[packet.default] = reader
-    return found
+            reader_of[packet.default] = reader
+    return reader_of
 
 
 @cache
@@ -55,7 +55,7 @@ def _parameters(func: Any) -> dict[str, Any]:
     return {argument.name: argument.default_value for argument in func._schema.arguments}
 
 
-def bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name, defaults filled in."""
     parameters = _parameters(func)
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
@@ -83,7 +83,7 @@ def unreadable(*tensors: Tensor | None) -> str | None:
 
 
 def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall | str:
-    given = bound(func, args, kwargs)
+    given = arguments_by_name(func, args, kwargs)
     query, key = given["query"], given["key"]
     mask = given.get("attn_mask") if "attn_mask" in given else given.get("attn_bias")
     reason = unreadable(query, key, mask)
@@ -91,19 +91,19 @@ def _sdpa(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tupl
         return reason
     if query.dim() < 3:
         return f"{query.dim()} dimensions"
-    found: int | None = 1
+    groups: int | None = 1
     if query.dim() == 3:
-        found = heads_of(frames, query.shape[0], query.shape[1])
-        heads, named = found or 1, heads_beside(frames, found or 1)
+        groups = heads_of(frames, query.shape[0], query.shape[1])
+        heads, named = groups or 1, heads_beside(frames, groups or 1)
         if named is not None and (some := heads_at(query, named, len(query), frames)) is not None:
-            found = heads = len(some)
+            groups = heads = len(some)
         query, key = (tensor.unflatten(0, (-1, heads)) for tensor in (query, key))
         mask = mask if mask is None or mask.dim() < 3 else mask.unflatten(0, (-1, min(heads, mask.shape[0])))
     causal = given["is_causal"]
     if causal and func.name() == FLASH:
         causal = "lower_right"  # of this op alone; torch calls it where both corners are the same, and for a CausalBias
     call = _call("sdpa", frames, query, key, mask, causal, given["scale"], given["dropout_p"])
-    call.heads_known, call.by_sdpa, call.value = found is not None, True, given["value"]
+    call.heads_known, call.by_sdpa, call.value = groups is not None, True, given["value"]
     find_slices(call)
     return call
 
@@ -119,34 +119,30 @@ def _call(
     dropout: float = 0.0,
 ) -> AttentionCall:
     kind = kind_of(frames, query, key, (query.shape[-2], key.shape[-2]))
-    facts = Facts.of(route, kind, query, key, scale=scale, causal=causal is not False, mask=mask, dropout=dropout)
-    return AttentionCall(facts, frames, query, key, mask=mask, causal=causal, scale=scale)
+    info = CallInfo.of(route, kind, query, key, scale=scale, causal=causal is not False, mask=mask, dropout=dropout)
+    return AttentionCall(info, frames, query, key, mask=mask, causal=causal, scale=scale)
 
 
 def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall | str:
-    given = bound(func, args, kwargs)
+    given = arguments_by_name(func, args, kwargs)
     source = given["query"]
     reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["key"], given["mask"])))
     if reason is not None:
         return reason
     if source.data_ptr() != given["key"].data_ptr():
         return "keys that are not the queries"  # torch takes this path for self-attention only
-    return _projected(given, given["query"], given["num_head"], frames)
+    return _fused(given, frames)
 
 
 def _encoder(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frames: tuple[Frame, ...]
 ) -> AttentionCall | str:
-    given = bound(func, args, kwargs)
+    given = arguments_by_name(func, args, kwargs)
     source = given["src"]
     reason = unreadable(given["qkv_weight"], *(() if source.is_nested else (source, given["mask"])))
     if reason is not None:
         return reason
-    if given["norm_first"]:
-        with without_autograd_and_modes(source.device.type):
-            width = given["norm_weight_1"].shape
-            source = layer_norm(source, width, given["norm_weight_1"], given["norm_bias_1"], given["eps"])
-    return _projected(given, source, given["num_heads"], _with_attention(frames))
+    return _fused(given, _with_attention(frames))
 
 
 def _with_attention(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
@@ -158,9 +154,27 @@ def _with_attention(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return (*frames, Frame(inner, f"{layer.name}.self_attn", ()))
 
 
-def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[Frame, ...]) -> AttentionCall:
+def _fused(given: dict[str, Any], frames: tuple[Frame, ...]) -> AttentionCall:
+    query, key, mask, keep = projected(given)
+    current = running.current
+    if current is not None and current.planned is None:
+        # q and k are new tensors: they belong to the sequence of the op's input
+        number = current.sequences.of(given["src"] if "src" in given else given["query"])
+        for made in (query, key):
+            current.sequences.put(made, number)
+    call = _call("fused", frames, query, key, mask, False, None)
+    call.rows, call.recomputed = keep, True
+    return call
+
+
+def projected(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The q and k of a fused op, computed a second time from its input and weights; its mask, and which rows count."""
+    source, heads = (given["src"], given["num_heads"]) if "src" in given else (given["query"], given["num_head"])
     with without_autograd_and_modes(source.device.type):
         keep = None
+        if given.get("norm_first"):
+            width = given["norm_weight_1"].shape
+            source = layer_norm(source, width, given["norm_weight_1"], given["norm_bias_1"], given["eps"])
         if source.is_nested:
             # TransformerEncoder packs padded sequences; real lengths are the rows that count
             lengths = torch.tensor([part.shape[0] for part in source.unbind()], device=source.device)
@@ -168,23 +182,28 @@ def _projected(given: dict[str, Any], source: Tensor, heads: int, frames: tuple[
             keep = torch.arange(source.shape[1], device=source.device) < lengths[:, None]
         batch, length, width = source.shape
         both = linear(source, given["qkv_weight"][: 2 * width], given["qkv_bias"][: 2 * width])
-        query, key = both.view(batch, length, 2, heads, width // heads).permute(2, 0, 3, 1, 4)
-        mask = (
-            keep[:, None, None, :] if keep is not None else _visible(given["mask"], given["mask_type"], batch, length)
-        )
-        if running.current is not None:
-            # q and k are new tensors: they belong to the sequence of the op's input
-            sequences = running.current.sequences
-            sequences.put(both, sequences.of(given["src"] if "src" in given else given["query"]))
-        call = _call("fused", frames, query, key, mask, False, None)
-    call.rows, call.recomputed = keep, True
-    return call
+        query, key = both.view(batch, length, 2, heads, width // heads).permute(2, 0, 3, 1, 4).unbind()
+        mask = given["mask"] if keep is None else keep[:, None, None, :]
+        if keep is None and mask is not None:
+            mask = _visible(mask, given["mask_type"], batch, length)
+    return query, key, mask, keep
 
 
-def _visible(mask: Tensor | None, mask_type: int | None, batch: int, length: int) -> Tensor | None:
-    """The fast path's mask (True or -inf = hidden) as attemper's; type 0 is (L, L), 1 is (B, L), 2 is (B, H, L, L)."""
-    if mask is None:
+def form_of_fused(given: dict[str, Any]) -> object:
+    """All arguments of a fused op that the info of its call depends on; None if they do not show these."""
+    source, weight, mask = given.get("src", given.get("query")), given["qkv_weight"], given["mask"]
+    if type(source) is not Tensor or type(weight) not in PLAIN or source.is_nested or source.is_meta:
         return None
+    if "key" in given and given["key"] is not source:
+        return None
+    if mask is not None and (type(mask) is not Tensor or mask.dtype is not torch.bool):
+        return None
+    heads = given["num_heads"] if "num_heads" in given else given["num_head"]
+    return source.shape, source.dtype, source.device, heads, None if mask is None else (mask.shape, given["mask_type"])
+
+
+def _visible(mask: Tensor, mask_type: int | None, batch: int, length: int) -> Tensor:
+    """The fast path's mask (True or -inf = hidden) as attemper's; type 0 is (L, L), 1 is (B, L), 2 is (B, H, L, L)."""
     shape = (1, 1, length, length) if mask.dim() == 2 and mask_type == 0 else (batch, 1, 1, length)
     mask = mask.reshape(shape) if mask.dim() == 2 else mask
     return ~mask if mask.dtype == torch.bool else mask

@@ -7,7 +7,7 @@ key/value heads). If no op can be followed (a kernel from outside torch), the ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,11 @@ from torch import Tensor
 from ...operation.biases import answers_for_torch
 from ..attach.modes import without_modes
 from ..attach.running import Frame, Pass, running
-from ..call import AttentionCall, Facts
+from ..call import AttentionCall, CallInfo
 from . import packed
 from .exchanged import collectives_so_far
 from .handwritten.op_names import FLEX
-from .kind import LearnedSequences, kind_of
+from .kind import kind_of
 from .versions import hand_out, modeling
 
 EXCHANGED = (
@@ -52,13 +52,13 @@ class Interfaced:
         declared = _number(options.get("scaling")), _number(options.get("softcap"))
         return self.implementation, self.kv_heads, self.causal, *declared, window if window is None else str(window)
 
-    def complete(self, facts: Facts) -> Facts:
-        """The facts of an op inside, with those that only the interface has."""
+    def complete(self, info: CallInfo) -> CallInfo:
+        """The info of an op inside, with what only the interface has."""
         self.followed = True
         return replace(
-            facts,
+            info,
             kv_heads=self.kv_heads,
-            causal=facts.causal or (self.causal and facts.kind == "self"),  # the mask may hold it
+            causal=info.causal or (self.causal and info.kind == "self"),  # the mask may hold it
             declared=_number(self.options.get("scaling")),
             softcap=_number(self.options.get("softcap")),
             window=self.options.get("sliding_window"),
@@ -70,9 +70,9 @@ class Interface:
     """Wraps what models get from the attention interface."""
 
     def __init__(
-        self, begin: Begin, unmeasured: Unmeasured, convert: Callable[[Pass], None], failed: Failed, give_up: Failed
+        self, begin: Begin, unmeasured: Unmeasured, fall_back: Callable[[Pass], None], failed: Failed, give_up: Failed
     ) -> None:
-        self.begin, self.unmeasured, self.convert = begin, unmeasured, convert
+        self.begin, self.unmeasured, self.fall_back = begin, unmeasured, fall_back
         self.failed, self.give_up = failed, give_up
         self.undo: Callable[[], None] | None = None
         self.wrapped: dict[tuple[int, str | None], Callable[..., Any]] = {}  # by the id of what they wrap
@@ -80,17 +80,15 @@ class Interface:
     def install(self) -> None:
         """Only if transformers is loaded; there is no model of it otherwise."""
         if self.undo is None and modeling() is not None:
-            self.undo = hand_out(self.wrapped_of, lambda: running.current is not None, self.give_up)
+            self.undo = hand_out(self.wrapped_of, self.give_up)
 
     def wrapped_of(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
         """What a model calls in place of an attention function."""
-        if getattr(function, "measures_itself", False):
-            return function
         key = (id(function), implementation)
-        found = self.wrapped.get(key)
-        if found is None:
-            found = self.wrapped[key] = self.wrap(function, implementation)
-        return found
+        wrapper = self.wrapped.get(key)
+        if wrapper is None:
+            wrapper = self.wrapped[key] = self.wrap(function, implementation)
+        return wrapper
 
     def uninstall(self) -> None:
         if self.undo is not None:
@@ -99,6 +97,10 @@ class Interface:
             self.wrapped.clear()
 
     def wrap(self, function: Callable[..., Any], implementation: str | None) -> Callable[..., Any]:
+        measures_itself = getattr(function, "measures_itself", None)
+        # flex needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
+        run = compiling()(function) if implementation == FLEX else function
+
         def measuring(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
             current = running.current
             if current is None:
@@ -106,15 +108,14 @@ class Interface:
             before, interfaced = current.interfaced, None
             collectives: object = None
             try:
-                self.expect(module, implementation)
-                current.interfaced = interfaced = Interfaced(implementation, module, key, options)
-                collectives = collectives_so_far()
+                if measures_itself is None or not measures_itself(module):
+                    self.expect(module, implementation)
+                    current.interfaced = interfaced = Interfaced(implementation, module, key, options)
+                    collectives = collectives_so_far()
             except Exception as error:
                 self.give_up(error)
             try:
-                # flex needs torch.compile: run eagerly, as the rest is in a measured step, it would store n × n
-                with compiling() if implementation == FLEX else nullcontext():
-                    out = function(module, query, key, value, *rest, **options)
+                out = run(module, query, key, value, *rest, **options)
                 if interfaced is not None and not interfaced.followed:
                     mask = rest[0] if rest else options.get("attention_mask")  # models pass it by position or by name
                     try:
@@ -132,15 +133,15 @@ class Interface:
         return measuring
 
     def expect(self, module: Any, implementation: str | None) -> None:
-        """Turn a light pass into a full one, before the function runs, unless a full pass saw the same call."""
+        """Turn an intercepted pass into a full one, before the function runs, unless a full pass saw the same call."""
         current = running.current
-        if current is None or current.light is None:
+        if current is None or current.intercepted is None:
             return
-        expected = current.light.expected(module) if running.frames[-1].module is module else None
+        expected = current.intercepted.expected(module) if running.frames[-1].module is module else None
         if expected is None or expected.implementation != (implementation or "eager"):
-            self.convert(current)
-        elif isinstance(current.sequences, LearnedSequences):
-            current.sequences.now = expected.sequences
+            self.fall_back(current)
+        else:
+            current.planned = expected.sequences
 
     def from_arguments(
         self, module: Any, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any], interfaced: Interfaced
@@ -149,14 +150,12 @@ class Interface:
         frames = tuple(running.frames)
         call = refusal(mask, options) or read(frames, module, query, key, mask, options, interfaced.implementation)
         if isinstance(call, str):
-            way_out = (
-                ""
-                if interfaced.implementation == "eager"
-                else ". model.set_attn_implementation('eager') shows its scores"
-            )
+            eager = interfaced.implementation == "eager"
+            way_out = "" if eager else ". model.set_attn_implementation('eager') shows its scores"
             self.unmeasured(frames, f"attn_implementation={interfaced.implementation!r} with {call}{way_out}")
             return
         call.softcap = _number(options.get("softcap"))
+        call.take_sink(options.get("s_aux"))
         self.begin(call)(frames)
 
 
@@ -176,15 +175,15 @@ def read(
     if mask is None or flash:  # else the mask holds both
         causal, window = is_causal(module, query, options), options.get("sliding_window")
     scale = _number(options.get("scaling"))
-    found = packed.spans_of(implementation, mask, options, query, key)
-    if isinstance(found, str):
-        return found
-    if found is not None:
+    documents = packed.spans_of(implementation, mask, options, query, key)
+    if isinstance(documents, str):
+        return documents
+    if documents is not None:
         if options.get("position_bias") is not None:
             return "packed documents and a position_bias"
         tensors = query, key
         return packed.packed_call(
-            "interface", frames, tensors, found, packed.in_one_row, scale=scale, causal=causal, window=window
+            "interface", frames, tensors, documents, packed.in_one_row, scale=scale, causal=causal, window=window
         )
     if flash:  # flash attention's (B, Lk), nonzero = a real token
         mask = mask.bool()[:, None, None, :]
@@ -195,16 +194,14 @@ def read(
     if window is not None and not aligned and rows != keys:
         return packed.OTHER_KEYS
     kind = kind_of(frames, query, key, (rows, keys))
-    facts = Facts.of("interface", kind, query, key, scale=scale, causal=causal, mask=mask)
-    call = AttentionCall(facts, frames, query, key, mask=mask, causal="lower_right" if aligned else False, scale=scale)
+    info = CallInfo.of("interface", kind, query, key, scale=scale, causal=causal, mask=mask)
+    call = AttentionCall(info, frames, query, key, mask=mask, causal="lower_right" if aligned else False, scale=scale)
     call.window = window
     return call
 
 
 def refusal(mask: object, options: dict[str, Any]) -> str | None:
     """What in these arguments neither the measurement nor attemper's kernels support."""
-    if options.get("s_aux") is not None:
-        return "attention sinks (s_aux)"
     if options.get("cache") is not None:
         return "a paged cache"
     if type(mask).__name__ == "BlockMask":

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._files import version_of
 from ...errors import InputError
+from ..attach.running import running
 
 SWITCHABLE = (4, 54)
 """The oldest version whose models can be switched to another attention function."""
@@ -30,14 +31,12 @@ def check_switchable(caller: str, otherwise: str) -> None:
         )
 
 
-def hand_out(
-    wrap: Callable[[Attend, str | None], Attend], wanted: Callable[[], bool], failed: Callable[[Exception], None]
-) -> Callable[[], None]:
+def hand_out(wrap: Callable[[Attend, str | None], Attend], failed: Callable[[Exception], None]) -> Callable[[], None]:
     """Wrap the functions that models get from the attention interface; returns what undoes it.
 
-    From 5.1 on models ask ``get_interface``, for eager too; what they get is wrapped while ``wanted()``. Before that they read
-    the table of functions, where eager is not: its ops are seen as those of any hand-written attention. Before 4.48 there is no
-    table.
+    From 5.1 on models ask ``get_interface``, for eager too; what they get in a watched pass is wrapped. Before that they read
+    the table of functions, which has no eager one: that is recognised by its ops, as any hand-written attention is. Before 4.48
+    there is no table.
     """
     library = modeling()
     interface = getattr(library, "AttentionInterface", None)
@@ -48,7 +47,7 @@ def hand_out(
     def get_interface(table: Any, implementation: str | None, default: Attend) -> Attend:
         function = original(table, implementation, default)
         try:
-            return wrap(function, implementation) if wanted() else function
+            return function if running.current is None else wrap(function, implementation)
         except Exception as error:
             failed(error)
             return function
@@ -65,13 +64,15 @@ def _wrap_tables(table: Any, wrap: Callable[[Attend, str | None], Attend]) -> Ca
     tables: list[MutableMapping[str, Attend]] = (
         [table] if isinstance(table, dict) else [table._global_mapping, table._local_mapping]  # a class since 4.51
     )
-    changed = [(one, name, function, wrap(function, name)) for one in tables for name, function in one.items()]
-    for one, name, _, wrapped in changed:
-        one[name] = wrapped
+    changed = [
+        (mapping, name, function, wrap(function, name)) for mapping in tables for name, function in mapping.items()
+    ]
+    for mapping, name, _, wrapped in changed:
+        mapping[name] = wrapped
 
     def undo() -> None:
-        for one, name, function, wrapped in changed:
-            if one.get(name) is wrapped:  # not if another was registered meanwhile
-                one[name] = function
+        for mapping, name, function, wrapped in changed:
+            if mapping.get(name) is wrapped:  # not if another was registered meanwhile
+                mapping[name] = function
 
     return undo

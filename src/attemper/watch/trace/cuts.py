@@ -34,7 +34,7 @@ def split(heads: Tensor, sources: Iterable[Tensor]) -> Cut | None:
     if heads.dim() not in (3, 4) or heads.is_meta:
         return None
     length, width = heads.shape[-2:]
-    found = None
+    cut = None
     for source in sources:
         if source.dim() != 3 or source.shape[1] != length or source.shape[2] <= width or source.dtype != heads.dtype:
             continue
@@ -45,11 +45,11 @@ def split(heads: Tensor, sources: Iterable[Tensor]) -> Cut | None:
         for head, row in _places(each.shape[1], length):
             token = _token(each, head, row, source)
             if token is not None:
-                found = Cut(head, row, token)
-                if not found.right:
-                    return found
-        if found is not None:
-            return found
+                cut = Cut(head, row, token)
+                if not cut.right:
+                    return cut
+        if cut is not None:
+            return cut
     return None
 
 
@@ -89,15 +89,15 @@ def joined_rows(joined: Tensor, heads: Tensor) -> Cut | None:
     if heads.dim() == 4 and heads.shape[0] != batch:
         return None
     each = heads if heads.dim() == 4 else heads.unflatten(0, (batch, -1))
-    found = None
+    cut = None
     for part, row in _places(each.shape[1], length):
         numbers = joined[0, row, part * width : (part + 1) * width]
         head, token = divmod(row * whole // width + part, length)  # where a reshape without a transpose finds them
         if torch.equal(each[0, part, row], numbers):
-            found = Cut(part, row, row)
+            cut = Cut(part, row, row)
         elif torch.equal(each[0, head, token], numbers):
             return Cut(head, row, token)
-    return found
+    return cut
 
 
 def _places(heads: int, length: int) -> list[tuple[int, int]]:

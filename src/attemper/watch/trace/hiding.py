@@ -18,6 +18,7 @@ from ..attach.storages import Storages
 
 ROWS = 64  # of the weights that are looked at
 MASKING = {"masked_fill", "where", "tril", "triu"}
+BOUNDING = {"tanh", "clamp", "hardtanh", "softsign"}  # what they return is no longer −inf
 
 
 @dataclass(frozen=True)
@@ -56,27 +57,27 @@ class Hiding:
     def hide(self, name: str, args: tuple[Any, ...], scores: Tensor, result: Tensor) -> None:
         """An op made scores of scores: keep what was hidden before, and what it hides itself."""
         before = self.ops.get(scores) or ()
-        found = self._hides(name, args, scores, result)
-        if before or found is not None:
-            self.ops.put(result, before if found is None else (*before, found))
+        hidden = self._hides(name, args, scores, result)
+        if before or hidden is not None:
+            self.ops.put(result, before if hidden is None else (*before, hidden))
 
     def add_bias(self, bias: object, result: Tensor) -> None:
         """A product added a bias to the scores that it made (baddbmm)."""
-        found = self._added(bias, 1.0, result) if isinstance(bias, Tensor) else None
-        if found is not None:
-            self.ops.put(result, (found,))
+        added = self._added(bias, 1.0, result) if isinstance(bias, Tensor) else None
+        if added is not None:
+            self.ops.put(result, (added,))
 
     def change(self, name: str, args: tuple[Any, ...], weights: Tensor, result: Tensor) -> None:
-        """An op made weights of weights: "masked", "dropped", "gated" or "divided"."""
+        """An op made weights of weights: "masked", "dropped", "gated", "divided" or "added"."""
         before = self.changes.get(weights) or frozenset()
-        found = self._changes(name, args, weights)
-        if before or found:
-            self.changes.put(result, before | found)
+        changed = self._changes(name, args, weights)
+        if before or changed:
+            self.changes.put(result, before | changed)
 
     def weak(self, scores: Tensor, weights: Tensor) -> WeakMask | None:
         """The largest weight that a softmax over the last dimension left on a key that was hidden before; None: nothing was."""
-        found = [self._weight(op, weights) for op in self.ops.get(scores) or ()]
-        return max((one for one in found if one is not None), key=lambda one: one.weight, default=None)
+        weights_of = [self._weight(op, weights) for op in self.ops.get(scores) or ()]
+        return max((mask for mask in weights_of if mask is not None), key=lambda mask: mask.weight, default=None)
 
     def _hides(self, name: str, args: tuple[Any, ...], scores: Tensor, result: Tensor) -> HidingOp | None:
         if name == "masked_fill" and isinstance(args[1], Tensor):
@@ -90,6 +91,10 @@ class Hiding:
             if number is None or number <= HIDDEN_BIAS:
                 return None
             return HidingOp(~args[0] if kept else args[0], result.shape, f"where with {_shown(number)}")
+        if name in BOUNDING:
+            hidden = scores.detach() <= HIDDEN_BIAS
+            bounded = scores.shape == result.shape and bool(hidden.any()) and not bool((result <= HIDDEN_BIAS).any())
+            return HidingOp(hidden, result.shape, f"a mask with {name}() behind it") if bounded else None
         if name in ("tril", "triu"):
             ones = torch.ones(result.shape[-2:], dtype=torch.bool, device=result.device)
             kept_ones = getattr(ones, name)(args[1] if len(args) > 1 else 0)
@@ -132,6 +137,8 @@ class Hiding:
         if name in ("native_dropout", "dropout", "feature_dropout"):
             return frozenset({"dropped"})
         other = args[1] if len(args) > 1 and args[0] is weights else args[0]
+        if name in ("add", "sub", "rsub") and isinstance(other, Tensor) and other.dim() > 1:
+            return frozenset({"added"})
         if name not in ("mul", "div") or not isinstance(other, Tensor) or other.dim() == 0:
             return frozenset()
         if name == "div":

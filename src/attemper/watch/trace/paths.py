@@ -68,6 +68,7 @@ class FactorPath:
     norm: float | None = None
     rotation: Rotation | None = None
     mixed: bool = False  # scores of several heads were added: no single factor is theirs
+    turned: bool = False  # whether it was rotated by angles
 
     def times(self, factor: Factor) -> FactorPath:
         if same(factor.number, 1.0) and not factor.varies:
@@ -78,8 +79,11 @@ class FactorPath:
         return replace(self, factors=(*self.factors, factor))
 
     def rotated(self) -> FactorPath:
-        """The same with its rotation ended, which is no factor unless cos and sin were scaled (YaRN)."""
-        return self if self.rotation is None else replace(self, rotation=None).times(self.rotation.factor())
+        """The path with its rotation ended. A rotation is no factor unless cos and sin were scaled (YaRN)."""
+        if self.rotation is None:
+            return self
+        ended = replace(self, rotation=None, turned=self.turned or self.rotation.whole)
+        return ended.times(self.rotation.factor())
 
     def normed(self, rms: float) -> FactorPath:
         return FactorPath((), rms)
@@ -102,8 +106,13 @@ class Traced:
     weak: WeakMask | None = None  # the op that hides keys worst, before the softmax
     changes: frozenset[str] = frozenset()  # what happened to the weights before they met the values
     across: tuple[float, float] | None = None  # as `sums`, over a dimension that the softmax did not run over
-    cuts: list[Cut] = field(default_factory=list)  # how queries and values were cut into heads, if that is known
+    cuts: list[Cut] = field(default_factory=list)  # how queries, keys and values were cut into heads, as far as known
     merged: Cut | None = None  # how the heads were joined, if the output was followed to a projection
+
+    @property
+    def rotates(self) -> bool:
+        """Whether q was rotated by angles on its way from its projection."""
+        return self.query is not None and self.query.turned
 
 
 def same(a: float, b: float, within: float = SAME) -> bool:

@@ -105,15 +105,18 @@ class Trace:
             scores = self._ended(self.asked) if self.asked is not None else None
             self.last = Traced(*((right, left) if call.flipped else (left, right)), scores)
         self._cut(self.last, query.mT if call.flipped else query)
-        if call.product and not call.flipped:
-            found = turned(key.detach(), self.projections)
-            self.last.cuts += [] if found is None else [found]
+        across = call.product and not call.flipped
+        turned_key = turned(key.detach(), self.projections) if across else None
+        if turned_key is None:
+            self._cut(self.last, key.mT if across else key)
+        else:
+            self.last.cuts.append(turned_key)
         return self.last
 
     def _cut(self, traced: Traced, heads: Tensor) -> None:
-        found = split(heads.detach(), self.projections)
-        if found is not None:
-            traced.cuts.append(found)
+        cut = split(heads.detach(), self.projections)
+        if cut is not None:
+            traced.cuts.append(cut)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Follow the paths through one op that has just run, after the chain has."""
@@ -221,9 +224,9 @@ class Trace:
         left, right = (args[place] for place in PRODUCTS.get(name, (0, 1)))
         weights = self.chain.weights
         for tensor, values in ((left, right), (right, left)):
-            found = weights.get(tensor) if weights else None
-            if found is not None:
-                for count in found.calls:
+            weight = weights.get(tensor) if weights else None
+            if weight is not None:
+                for count in weight.calls:
                     traced = self.waiting.pop(count, None)
                     if traced is not None:
                         self.outputs.put(result, traced)
@@ -309,7 +312,7 @@ class Trace:
         if not known:
             return
         # scores stay scores when a bias is added, even one from a layer that is followed too
-        first, path = next((one for one in known if self.products.has(one[0])), known[0])
+        first, path = next((candidate for candidate in known if self.products.has(candidate[0])), known[0])
         rotations = [other.rotation for _, other in known]
         if len(known) == 2 and rotations[0] is not None and rotations[1] is not None:
             path = FactorPath(path.factors, path.norm, Rotation(rotations[0].square + rotations[1].square, whole=True))

@@ -1,5 +1,4 @@
-// call.h: one attention call as Python packs it, field by field, 8 bytes each. ../native.py has the same structures by the same names,
-// up to `origin`; when the library is loaded, their names and offsets are compared.
+// call.h: one attention call as the kernel takes it.
 #ifndef ATTEMPER_CALL_H
 #define ATTEMPER_CALL_H
 #include <stddef.h>
@@ -21,7 +20,7 @@ enum { F32, F64, BF16, F16, BOOL, NONE };  // of inputs and masks
 static const int SIZE[] = {4, 8, 2, 2, 1, 0};
 
 // the bits of sign_bits, as in contract.py
-enum { VISIBLE = 1, MEAN = 2, VARIANCE = 4, PEAK = 8, LSE = 16, ENTROPY = 32, P2 = 64, ARGMAX = 128 };
+enum { VISIBLE = 1, MEAN = 2, VARIANCE = 4, PEAK = 8, LSE = 16, ENTROPY = 32, P2 = 64, ARGMAX = 128, OUTPUT_LOW = 256 };
 
 enum {
     GRAD_QUERY = 1,
@@ -38,11 +37,11 @@ typedef struct {  // one number per row, (B, H, Lq), contiguous; NULL where not 
     int64_t *argmax;
     void *lse_low;
     int32_t *visible;
-    void *mean, *variance, *peak, *lse, *entropy, *p2;
+    void *mean, *variance, *peak, *lse, *entropy, *sum_p2;
 } Rows;
 
-// why a call failed: no memory was left; torch's parallel loop returned an error; tiles cannot hold its numbers; plain.c refused it
-enum { NO_MEMORY = 1, NO_THREADS, UNFIT, NOT_PLAIN };
+// why a call failed: no memory was left; torch's parallel loop returned an error; tiles cannot hold its numbers
+enum { NO_MEMORY = 1, NO_THREADS, UNFIT };
 
 enum { BACK_KEYS = 384 };  // keys of one tile of a backward; a part of the keys is at least this large
 
@@ -55,6 +54,7 @@ typedef struct {
     Strided query, key, value, mask, gain;  // (B, H, L, E), mask (B, H, Lq, Lk), gain (B, H, Lq)
     int64_t batch, heads, groups, rows, keys, dim, value_dim;
     int64_t dtype, mask_dtype;
+    int64_t device, number;  // of the tensors, as DLPack counts them
     int64_t left, right;  // key j is in the band of query i when i - left <= j <= i + right
     int64_t sign_bits, seed;
     char *output;         // (B, H, Lq, Ev), contiguous
@@ -77,12 +77,6 @@ typedef struct {
     int64_t origin, all_keys;
 } Call;
 
-typedef struct {  // a field of a structure, for native.py; a list of them ends with NULL and the size of the structure
-    const char *name;
-    int64_t offset;
-} Field;
-#define FIELD(NAME) {#NAME, offsetof(STRUCTURE, NAME)}
-
 // The keys in the band of row i: from the first to one past the last
 static inline int64_t first_key(const Call *call, int64_t i) { return i - call->left > 0 ? i - call->left : 0; }
 static inline int64_t last_key(const Call *call, int64_t i) {
@@ -95,9 +89,14 @@ typedef struct {  // one build of the kernel: an instruction set and a precision
     int (*backward)(const Call *);
 } Kernel;
 
-// One pass of a packed call, which ends before `origin`: 0, NO_MEMORY or NO_THREADS.
-int attemper_forward(const void *packed, int variant);
-int attemper_backward(const void *packed, int variant);
+// One pass of a call, all but its last two fields filled in: 0, NO_MEMORY or NO_THREADS.
+int attemper_forward(const Call *given, int variant);
+int attemper_backward(const Call *given, int variant);
+
+// The variants of this architecture, in the order native.c counts them, with NULL after the last
+extern const char *const attemper_variants[];
+// The best of them that this processor runs
+int attemper_best(void);
 
 // Memory for one call, 64-byte aligned; NULL when there is none. What is given back is kept for the next call, if it is small.
 void *attemper_take(size_t bytes, int poison);

@@ -1,4 +1,4 @@
-// native.c: the entry points; which build of the kernel runs is decided once, by what the processor has.
+// native.c: runs a call on the build of the kernel that is asked for, and says which the processor has; keeps memory for the next call.
 #include "call.h"
 
 #include <stdlib.h>
@@ -12,9 +12,16 @@
 extern const Kernel attemper_portable_f32, attemper_portable_f64;
 #if defined(__x86_64__)
 extern const Kernel attemper_avx2_f32, attemper_avx2_f64, attemper_avx512_f32, attemper_avx512_f64, attemper_amx_f32;
-#endif
-
 enum { PORTABLE, AVX2, AVX512, AMX };
+const char *const attemper_variants[] = {"portable", "avx2", "avx512", "amx", NULL};
+#elif defined(__aarch64__)
+extern const Kernel attemper_neon_f32, attemper_neon_f64;
+enum { PORTABLE, NEON };
+const char *const attemper_variants[] = {"portable", "neon", NULL};
+#else
+enum { PORTABLE };
+const char *const attemper_variants[] = {"portable", NULL};
+#endif
 
 #if HAS_AMX
 // Whether the processor has tiles of bfloat16, the system keeps them (XCR0), and lets this process use them: Linux wants to be asked.
@@ -40,8 +47,12 @@ int attemper_best(void) {
         return AVX512;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
-#endif
     return PORTABLE;
+#elif defined(__aarch64__)
+    return NEON;  // every 64-bit ARM processor has it
+#else
+    return PORTABLE;
+#endif
 }
 
 static const Kernel *kernel_for(const Call *call, int variant) {
@@ -52,15 +63,16 @@ static const Kernel *kernel_for(const Call *call, int variant) {
 #endif
     if (variant >= AVX512) return wide ? &attemper_avx512_f64 : &attemper_avx512_f32;
     if (variant == AVX2) return wide ? &attemper_avx2_f64 : &attemper_avx2_f32;
+#elif defined(__aarch64__)
+    if (variant == NEON) return wide ? &attemper_neon_f64 : &attemper_neon_f32;
 #endif
     (void)variant;
     return wide ? &attemper_portable_f64 : &attemper_portable_f32;
 }
 
 // The same call on only those keys that the band shows to some row: the cost depends on the window, not on the length of the cache.
-static Call on_seen_keys(const void *packed) {
-    Call call = {0};
-    memcpy(&call, packed, offsetof(Call, origin));
+static Call on_seen_keys(const Call *given) {
+    Call call = *given;
     call.all_keys = call.keys;
     int64_t first = first_key(&call, 0), last = call.rows ? last_key(&call, call.rows - 1) : 0;
     if (first >= last) first = last = 0;  // no row sees a key
@@ -78,35 +90,15 @@ static Call on_seen_keys(const void *packed) {
     return call;
 }
 
-int attemper_forward(const void *packed, int variant) {
-    Call call = on_seen_keys(packed);
+int attemper_forward(const Call *given, int variant) {
+    Call call = on_seen_keys(given);
     return kernel_for(&call, variant)->forward(&call);
 }
-int attemper_backward(const void *packed, int variant) {
-    Call call = on_seen_keys(packed);
+int attemper_backward(const Call *given, int variant) {
+    Call call = on_seen_keys(given);
     return kernel_for(&call, variant)->backward(&call);
 }
-const int64_t attemper_back_keys = BACK_KEYS, attemper_unbound = (int64_t)1 << 40;
-
-// native.py compares these with its own structures, so that a library of another version is never called
-#define STRUCTURE Call
-const Field attemper_call_fields[] = {
-    FIELD(query), FIELD(key), FIELD(value), FIELD(mask), FIELD(gain),
-    FIELD(batch), FIELD(heads), FIELD(groups), FIELD(rows), FIELD(keys), FIELD(dim), FIELD(value_dim),
-    FIELD(dtype), FIELD(mask_dtype), FIELD(left), FIELD(right), FIELD(sign_bits), FIELD(seed),
-    FIELD(output), FIELD(output_low), FIELD(measured),
-    FIELD(g_output), FIELD(upstream), FIELD(needs_grad),
-    FIELD(d_query), FIELD(d_key), FIELD(d_value), FIELD(d_gain), FIELD(d_mask), FIELD(d_mask_step), FIELD(d_mask_part),
-    FIELD(parts), FIELD(parallel), FIELD(threads), FIELD(poison), FIELD(scale), FIELD(softcap), FIELD(dropout),
-    {NULL, offsetof(Call, origin)},
-};
-#undef STRUCTURE
-#define STRUCTURE Rows
-const Field attemper_rows_fields[] = {
-    FIELD(argmax), FIELD(lse_low), FIELD(visible), FIELD(mean), FIELD(variance), FIELD(peak), FIELD(lse), FIELD(entropy), FIELD(p2),
-    {NULL, sizeof(Rows)},
-};
-#undef STRUCTURE
+const int64_t attemper_unbound = (int64_t)1 << 40;
 
 // Fresh pages cost more than the arithmetic of a small call, so a few blocks are kept. A call that finds none allocates one.
 enum { HEADER = 64, SLOTS = 4, KEPT = 16 << 20 };

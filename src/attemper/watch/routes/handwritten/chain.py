@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...attach.running import Frame, projects, running, weighed_dimension
 from ...attach.storages import Storages, address
-from ...call import AttentionCall, Facts
+from ...call import AttentionCall, CallInfo
 from ..exchanged import follow_collective
 from ..kind import Sequences, kind_of
 from .layout import by_head, ordered, softmax_over
@@ -51,19 +51,18 @@ class Chain:
     def __init__(
         self,
         parameters: Storages[bool],
+        sequences: Sequences,
         measure: Callable[[AttentionCall], Callable[[tuple[Frame, ...]], None]],
         unmeasured: Miss,
         missed: Miss,
     ) -> None:
-        self.parameters = parameters
+        self.parameters, self.sequences = parameters, sequences
         self.measure, self.unmeasured, self.missed = measure, unmeasured, missed
-        self.sequences = Sequences()
         self.scores: Storages[ScoreMatrix] = Storages()
         self.weights: Storages[WeightMatrix] = Storages()
         self.multiplied: Storages[float | None] = Storages()  # by which number, in the last op
-        self.learned: Storages[bool] = (
-            Storages()
-        )  # products with a parameter: scores of learned keys, if they join others
+        # products with a parameter: scores of learned keys, if they join others
+        self.learned: Storages[bool] = Storages()
         self.copies: Storages[Copy] = Storages()
         self.triangles: Storages[bool] = Storages()  # lower triangles of ones, and masks made of them
         self.across: list[tuple[tuple[Waiting, ...], tuple[Frame, ...]]] = []  # multiplied over another dimension
@@ -93,7 +92,7 @@ class Chain:
         for calls, frames in self.across:
             for waiting in calls:
                 if not waiting.call.counted:
-                    waiting.call.over = waiting.over
+                    waiting.call.over, waiting.call.axes = waiting.over, waiting.axes
                     waiting(frames)
                     self.missed(frames, OVER.format(over=waiting.over))
         self.across = []
@@ -133,8 +132,8 @@ class Chain:
             return
         if left.dim() < 2 or (name == "mv" and self.is_parameter(left)) or not out.is_floating_point():
             return
-        for kept in (self.scores, self.weights, self.multiplied, self.copies):
-            kept.drop_freed()
+        for table in (self.scores, self.weights, self.multiplied, self.copies):
+            table.drop_freed()
         biased = name in ("baddbmm", "addmm")
         scale = number(kwargs.get("alpha", 1.0)) if biased else 1.0
         before = self.multiplied.get(left), self.multiplied.get(right)
@@ -235,17 +234,17 @@ class Chain:
         return self._keep_weights(name, tensors, result) or self._keep_scores(name, tensors, args, result)
 
     def _keep_weights(self, name: str, tensors: list[Tensor], result: Tensor) -> bool:
-        found = [(tensor, weights) for tensor in tensors if (weights := self.weights.get(tensor)) is not None]
-        if not found:
+        known = [(tensor, weights) for tensor in tensors if (weights := self.weights.get(tensor)) is not None]
+        if not known:
             return False
-        tensor, weights = found[0]
+        tensor, weights = known[0]
         if result.numel() > tensor.numel() and name == "mul":
             if weights.calls:  # values by a product and a sum; a router does the same with its experts
                 self._multiply_values(weights, result, result)
         elif result.shape[-1] == tensor.shape[-1] or name in RESHAPING or name in SELECTING:
             # a difference of two softmaxes: both calls wait for the values
-            calls = tuple(dict.fromkeys(call for _, each in found for call in each.calls))
-            alone = weights.alone and len(found) == 1 and not any(map(self.scores.has, tensors))
+            calls = tuple(dict.fromkeys(call for _, each in known for call in each.calls))
+            alone = weights.alone and len(known) == 1 and not any(map(self.scores.has, tensors))
             self.weights.put(result, replace(weights.after(name, tensor, result), calls=calls, alone=alone))
         return True
 
@@ -264,7 +263,7 @@ class Chain:
                 name in SELECTING or result.shape[-2:].numel() >= tensor.shape[-2:].numel() or tensor.dim() < 2
             ):
                 after = scores.after(name, args, tensor, result)
-                terms = [each for one in tensors if one is not tensor and (each := self.scores.get(one)) is not None]
+                terms = [each for term in tensors if term is not tensor and (each := self.scores.get(term)) is not None]
                 if terms and name in ("add", "sub"):  # a term of the scores, as relative positions are, is no bias
                     after = replace(after, added=sum([each.added for each in terms], scores.added))
                 if self.triangles and any(map(self.triangles.get, tensors)):
@@ -284,10 +283,10 @@ class Chain:
             self.missed(frames, "a softmax of nested tensors, which are not followed")
             return
         scores = self.scores.get(logits)
-        if scores is None and self._again(logits, dim, out):
+        if scores is None and self._is_second_softmax(logits, dim, out):
             return
         call = None
-        over, other = "queries", None
+        over, other, values_over = "queries", None, None
         if scores is not None and not scores.exponential:
             around = tuple(shared(scores.frames, frames))
             over, keys, values_over = softmax_over(logits, dim, *scores.shape, scores.strides, around)
@@ -296,22 +295,23 @@ class Chain:
         calls: tuple[Waiting, ...] = ()
         sequence = None
         if call is not None and scores is not None:
-            calls = (Waiting(call, self.measure(call), (*scores.frames, *frames), over),)
+            axes = dim % logits.dim(), values_over, logits.dim()
+            calls = (Waiting(call, self.measure(call), (*scores.frames, *frames), over, axes),)
             sequence = self.sequences.known(call.query)
         size, stride = out.shape[dim], out.stride(dim)
         sizes = () if scores is None else _sizes_of_parts(scores, size)
         self.weights.put(out, WeightMatrix(calls, frames, sequence, size, stride, sizes, name in LOG_SOFTMAXES, other))
 
-    def _again(self, weights: Tensor, dim: int, out: Tensor) -> bool:
+    def _is_second_softmax(self, weights: Tensor, dim: int, out: Tensor) -> bool:
         """Whether this is the second softmax over the same dimension: its input is what the first one returned."""
-        found = self.weights.get(weights)
-        if found is None or not found.calls or not found.alone or found.log:
+        earlier = self.weights.get(weights)
+        if earlier is None or not earlier.calls or not earlier.alone or earlier.log:
             return False
-        if weights.stride(dim) != found.stride and (found.stride is not None or weights.shape[dim] != found.size):
+        if weights.stride(dim) != earlier.stride and (earlier.stride is not None or weights.shape[dim] != earlier.size):
             return False
-        for waiting in found.calls:
+        for waiting in earlier.calls:
             waiting.call.softmaxes += 1
-        self.weights.put(out, replace(found, stride=out.stride(dim)))
+        self.weights.put(out, replace(earlier, stride=out.stride(dim)))
         return True
 
 
@@ -320,7 +320,7 @@ def _with_places(scores: ScoreMatrix, made: Iterable[ScoreMatrix | None]) -> Sco
     if not scores.places:
         return scores
     return replace(
-        scores, places=tuple(dict.fromkeys(place for one in made if one is not None for place in one.places))
+        scores, places=tuple(dict.fromkeys(place for matrix in made if matrix is not None for place in matrix.places))
     )
 
 
@@ -357,14 +357,14 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
     if named is not None and (logits.dim() < 4 or not known):
         # some heads at a time: which of them, their memory shows or nothing does
         copied = None if flipped else scores.copied
-        one, matrices = query.mT if flipped and query.dim() > 1 else query, matrix.shape[:2].numel()
-        some = heads_at(one, named, matrices, frames, copied)
+        oriented, matrices = query.mT if flipped and query.dim() > 1 else query, matrix.shape[:2].numel()
+        some = heads_at(oriented, named, matrices, frames, copied)
         matrix, known = (matrix, False) if some is None else (matrix.reshape(-1, len(some), *matrix.shape[-2:]), True)
     batch, heads, rows, keys = shape = matrix.shape
     groups = key.shape[:-2].numel() // batch  # heads that share keys are joined into the rows of the product
     # SDPA's math backend multiplies q and k by the root of the scale each
     math = name == SAFE and scores.root is not None
-    facts = Facts(
+    info = CallInfo(
         route="sdpa" if math else "hand-written",
         kind=kind_of(frames, query, key, (rows, keys - sum(scores.sink_columns))),
         dtype=str(query.dtype).removeprefix("torch."),
@@ -380,7 +380,7 @@ def _call(name: str, scores: ScoreMatrix, logits: Tensor, dim: int, frames: tupl
         softcap=scores.cap if scores.capped else None,
         biased=not alone_known,
     )
-    call = AttentionCall(facts, frames, query, key, logits=matrix, graph=lambda: laid_out(stored)[0].reshape(shape))
+    call = AttentionCall(info, frames, query, key, logits=matrix, graph=lambda: laid_out(stored)[0].reshape(shape))
     if alone is not None:
         call.scores = laid_out(alone)[0].reshape(matrix.shape)
     call.product, call.flipped, call.heads_known = True, flipped, known

@@ -70,14 +70,14 @@ def ordered(
         down = step == strides[0]  # whether the softmax runs over the rows of the product
         flipped = down and keys == rows
         expected = (columns, strides[1]) if down else (rows, strides[0])
-        found = [axis for axis in leading if (matrix.shape[axis], matrix.stride(axis)) == expected]
-        if found and keys == (rows if down else columns):
-            return matrix.movedim(found[-1], -2), down
+        axes = [axis for axis in leading if (matrix.shape[axis], matrix.stride(axis)) == expected]
+        if axes and keys == (rows if down else columns):
+            return matrix.movedim(axes[-1], -2), down
     queries = columns if flipped else rows
     if matrix.shape[-2] != queries:
-        found = [axis for axis in leading if matrix.shape[axis] == queries] or _group_in_rows(matrix, queries, frames)
-        if found:
-            return matrix.movedim(found[-1], -2), flipped
+        axes = [axis for axis in leading if matrix.shape[axis] == queries] or _group_in_rows(matrix, queries, frames)
+        if axes:
+            return matrix.movedim(axes[-1], -2), flipped
     return matrix, False
 
 
@@ -115,8 +115,8 @@ def by_head(matrix: Tensor, frames: tuple[Frame, ...]) -> tuple[Tensor, bool]:
     if matrix.dim() == 2:
         heads = 1
     elif matrix.dim() == 3:
-        found = heads_of(frames, matrix.shape[0], rows)
-        heads, known = found or 1, found is not None
+        head_axis = heads_of(frames, matrix.shape[0], rows)
+        heads, known = head_axis or 1, head_axis is not None
     else:
         matrix, heads, known = _by_sizes(matrix, frames)
     return matrix.reshape(matrix.shape[:-2].numel() // heads, heads, rows, keys), known

@@ -33,7 +33,7 @@ SHIFTED = {
     "dropout",
     "native_dropout",
 }
-"""Ops that leave what was subtracted from a row as it is."""
+"""Ops that keep what was subtracted from a row."""
 
 FAR = -1e6
 """Far enough below HIDDEN_BIAS: no score that is added to it lifts it above."""
@@ -42,7 +42,7 @@ FAR = -1e6
 class Waiting:
     """A call that waits for its values. Called with the modules around that product, it is counted."""
 
-    __slots__ = ("around", "call", "count", "over")
+    __slots__ = ("around", "axes", "call", "count", "over")
 
     def __init__(
         self,
@@ -50,8 +50,12 @@ class Waiting:
         count: Callable[[tuple[Frame, ...]], None],
         around: tuple[Frame, ...],
         over: str,
+        axes: tuple[int, int | None, int],
     ) -> None:
         self.call, self.count, self.around = call, count, around
+        self.axes = (
+            axes  # the dimension of the softmax, that of the keys if it is another and known, and how many there are
+        )
         self.over = over  # what the softmax runs over, if the product with the values does not add up over it
 
     def __call__(self, last: tuple[Frame, ...]) -> None:
@@ -93,7 +97,7 @@ class AddedMask:
         return logits
 
     def hides(self, logits: Tensor) -> Tensor | None:
-        """Which logits it hides; None if the sum shows it. A score above 0 lifts a mask of −1e4 above HIDDEN_BIAS."""
+        """Which logits it hides; None if they are below HIDDEN_BIAS anyway. A score above 0 lifts a mask of −1e4 above it."""
         mask = self.signed
         # reading numbers of another device would wait for it
         if mask.device.type == "cpu" and (
@@ -174,12 +178,14 @@ class ScoreMatrix:
             return replace(self.without_added_values(), scale=None)
         factor = factor if name == "mul" else 1 / factor
         cap = factor if self.scale is not None and self.capped and self.cap is None else self.cap
-        added = tuple(replace(one, factor=None if one.factor is None else one.factor * factor) for one in self.added)
+        added = tuple(
+            replace(bias, factor=None if bias.factor is None else bias.factor * factor) for bias in self.added
+        )
         return replace(self, scale=None if self.scale is None else self.scale * factor, cap=cap, added=added)
 
     def without_added_values(self) -> ScoreMatrix:
-        """The same after an op that makes something unknown of what was added."""
-        return replace(self, added=tuple(replace(one, factor=None) for one in self.added)) if self.added else self
+        """The matrix after an op that changes what was added in an unknown way."""
+        return replace(self, added=tuple(replace(bias, factor=None) for bias in self.added)) if self.added else self
 
     def _summed(self, name: str, args: tuple[Any, ...], tensor: Tensor, result: Tensor) -> ScoreMatrix:
         """A mask or a bias was added or subtracted, or one number from all keys of a row, which a softmax ignores."""
@@ -194,7 +200,7 @@ class ScoreMatrix:
         return kept.with_added(other, 1 if name == "add" else -1, result)
 
     def with_added(self, other: Tensor, sign: int, result: Tensor, factor: float | None = 1.0) -> ScoreMatrix:
-        """The same with a mask or a bias that was added, which made `result`."""
+        """The matrix after a mask or a bias was added to it, which made `result`."""
         factor = None if address(other) == address(result) else factor  # it was overwritten by the sum
         mask = AddedMask(other, sign, result.shape, result.stride(), factor)
         return replace(self, added=(*self.added, mask))
@@ -234,7 +240,7 @@ class ScoreMatrix:
             masked=True,
             sink_columns=(self.sink_columns[0] + before, self.sink_columns[1] + after),
             products=tuple((start + before, stop + before) for start, stop in own),
-            added=tuple(replace(one, start=(one.start or 0) + before, stride=result.stride()) for one in self.added),
+            added=tuple(replace(bias, start=(bias.start or 0) + before, stride=result.stride()) for bias in self.added),
         )
 
     def hidden(self, logits: Tensor, dim: int) -> Tensor:
@@ -249,15 +255,15 @@ class ScoreMatrix:
 
     def without_added(self, logits: Tensor) -> tuple[Tensor | None, bool]:
         """Logits without what was added to visible ones, None if nothing was; and whether that is known."""
-        adding = [one for one in self.added if adds(one.signed)]
+        adding = [bias for bias in self.added if adds(bias.signed)]
         if not adding:
             return None, True
         with without_autograd_and_modes(logits.device.type):
             scores = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=logits.device)
             scores.copy_(logits)
-            for one in adding:
-                inner = scores[..., one.columns]
-                values = one.values(inner)
+            for bias in adding:
+                inner = scores[..., bias.columns]
+                values = bias.values(inner)
                 if values is None:
                     return None, False
                 inner -= values
@@ -267,31 +273,31 @@ class ScoreMatrix:
 def side_by_side(
     parts: Sequence[tuple[Tensor, ScoreMatrix | None]], learned: Sequence[bool], result: Tensor
 ) -> ScoreMatrix:
-    """Scores beside others, which are sinks or the keys of other products. Its q and k are those with a row for each key.
+    """Scores beside others, which are sinks or the keys of other products. q and k come from the part as wide as the keys.
 
     ``learned`` are the parts that are products of q and a parameter.
     """
-    found, columns, place = [], [], 0
+    parts_in_order, columns, place = [], [], 0
     for (tensor, scores), with_parameter in zip(parts, learned, strict=True):
         width = tensor.shape[-1]
         if scores is None and with_parameter:
             columns.append((place, place + width))
         if scores is not None:
             wider = scores.after("cat", (), tensor, result)
-            found.append((tensor, wider._widened(place, result.shape[-1] - width - place, tensor, result)))
+            parts_in_order.append((tensor, wider._widened(place, result.shape[-1] - width - place, tensor, result)))
         place += width
-    first = next((one for tensor, one in found if tensor.shape[-1] == one.shape[0]), found[0][1])
-    several = [one for _, one in found]
+    first = next((part for tensor, part in parts_in_order if tensor.shape[-1] == part.shape[0]), parts_in_order[0][1])
+    several = [part for _, part in parts_in_order]
     if len(several) == 1 and not columns:
         return first
-    columns += [product for one in several for product in one.products]
+    columns += [product for part in several for product in part.products]
     return replace(
         first,
-        scale=first.scale if all(one.scale == first.scale for one in several) else None,
-        shift=None,  # what was subtracted from a part of a row, a softmax notices
-        exponential=next((one.exponential for one in several if one.exponential), ""),
+        scale=first.scale if all(part.scale == first.scale for part in several) else None,
+        shift=None,  # a softmax ignores a shift of a whole row, not of a part
+        exponential=next((part.exponential for part in several if part.exponential), ""),
         products=tuple(sorted({*columns})),
-        added=tuple(added for one in several for added in one.added),
+        added=tuple(added for part in several for added in part.added),
     )
 
 
@@ -354,8 +360,8 @@ def _stride_after(stride: int | None, tensor: Tensor, result: Tensor) -> int | N
     """The stride in a copy of the dimension that has this stride in a tensor; None if it cannot be told."""
     if stride is None or tensor.shape != result.shape:
         return None
-    found = [axis for axis, size in enumerate(tensor.shape) if size > 1 and tensor.stride(axis) == stride]
-    return result.stride(found[0]) if len(found) == 1 else None
+    axes = [axis for axis, size in enumerate(tensor.shape) if size > 1 and tensor.stride(axis) == stride]
+    return result.stride(axes[0]) if len(axes) == 1 else None
 
 
 def number(value: object) -> float | None:

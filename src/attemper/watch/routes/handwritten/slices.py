@@ -50,7 +50,7 @@ class Copy(NamedTuple):
 
 
 def copy_of(source: Tensor, result: Tensor, before: Copy | None) -> Copy | None:
-    """What an op copied entry by entry, to memory of its own, from `source`, which may be a copy itself; None if it did not."""
+    """How an op copied `source`, which may be a copy itself, entry by entry to memory of its own; None if it did not."""
     addresses = {address(source), address(result)}
     if source.shape != result.shape or 0 in addresses or len(addresses) < 2:
         return None
@@ -59,7 +59,7 @@ def copy_of(source: Tensor, result: Tensor, before: Copy | None) -> Copy | None:
 
 
 def heads_beside(frames: tuple[Frame, ...], heads: int) -> int | None:
-    """How many heads the module names, if a call computes fewer: the others are computed apart. Not where ranks may do so."""
+    """How many heads the module declares, if a call computes fewer of them and no other rank could compute the rest."""
     named = named_heads(frames)
     ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
     return named if named is not None and heads < named and not ranks else None
@@ -67,10 +67,10 @@ def heads_beside(frames: tuple[Frame, ...], heads: int) -> int | None:
 
 def find_slices(call: AttentionCall) -> None:
     """Keep which heads of its module a call on (B, h, Lq, E) computes, if it computes some at a time."""
-    call.module_heads = heads_beside(call.frames, call.facts.heads)
+    call.module_heads = heads_beside(call.frames, call.info.heads)
     if call.module_heads is not None:
-        some = heads_at(call.query, call.module_heads, call.facts.batch * call.facts.heads, call.frames)
-        known = some is not None and len(some) == call.facts.heads
+        some = heads_at(call.query, call.module_heads, call.info.batch * call.info.heads, call.frames)
+        known = some is not None and len(some) == call.info.heads
         call.some_heads, call.heads_known = (some if known else None), call.heads_known and known
 
 
@@ -78,11 +78,11 @@ def heads_at(
     query: Tensor, heads: int, matrices: int, frames: tuple[Frame, ...], copied: Copy | None = None
 ) -> tuple[int, ...] | None:
     """The heads that each item of a call on so many matrices has, the same for all items; None: not known."""
-    found = _heads_in(query, heads, called_with(frames), copied)
-    if found is None or len(found) != matrices:
+    chosen = _heads_in(query, heads, called_with(frames), copied)
+    if chosen is None or len(chosen) != matrices:
         return None
-    some = tuple(dict.fromkeys(found))
-    return some if found == some * (len(found) // len(some)) else None
+    some = tuple(dict.fromkeys(chosen))
+    return some if chosen == some * (len(chosen) // len(some)) else None
 
 
 def _heads_in(query: Tensor, heads: int, called: tuple[int, int] | None, copied: Copy | None) -> tuple[int, ...] | None:

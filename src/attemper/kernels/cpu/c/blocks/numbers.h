@@ -69,6 +69,9 @@ INLINE Vec load_as(const int dtype, const char *p) {
     if (dtype == F16) return (Vec)_mm512_cvtph_ps(halves);
     IntVec bits = (IntVec)_mm512_cvtepu16_epi32(halves);
 #else
+#if NEON
+    if (dtype == F16) return (Vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)p)));
+#endif
     IntVec bits = __builtin_convertvector(*(const HalfVec *)p, IntVec);
 #endif
     if (dtype == BF16) return (Vec)(bits << 16);

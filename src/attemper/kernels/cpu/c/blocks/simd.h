@@ -6,6 +6,11 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#ifndef NEON
+#define NEON 0  // whether the variant may count on the instructions of every 64-bit ARM processor
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -69,6 +74,10 @@ INLINE Vec smaller(Vec a, Vec b) { return (Vec)_mm256_min_pd((__m256d)a, (__m256
 INLINE Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
 INLINE Vec smaller(Vec a, Vec b) { return choose(a < b, a, b); }
 #endif
+#if NEON && REAL_IS_FLOAT
+INLINE REAL sum(Vec v) { return vaddvq_f32((float32x4_t)v); }
+INLINE REAL largest(Vec v) { return vmaxvq_f32((float32x4_t)v); }
+#else
 INLINE REAL sum(Vec v) {
     REAL total = 0;
     UNROLL for (int i = 0; i < LANES; i++) total += v[i];
@@ -79,6 +88,7 @@ INLINE REAL largest(Vec v) {
     UNROLL for (int i = 1; i < LANES; i++) top = v[i] > top ? v[i] : top;
     return top;
 }
+#endif
 #endif
 
 // the sum in double, since a mean needs more digits than a float sum keeps
@@ -99,6 +109,9 @@ INLINE void sum_four(REAL *to, Vec a, Vec b, Vec c, Vec d) {
     __m512 all = _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
     __m256 half = _mm512_castps512_ps256(all) + _mm512_extractf32x8_ps(all, 1);
     _mm_storeu_ps(to, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+#elif NEON && REAL_IS_FLOAT
+    float32x4_t ab = vpaddq_f32((float32x4_t)a, (float32x4_t)b), cd = vpaddq_f32((float32x4_t)c, (float32x4_t)d);
+    vst1q_f32(to, vpaddq_f32(ab, cd));
 #else
     to[0] = sum(a), to[1] = sum(b), to[2] = sum(c), to[3] = sum(d);
 #endif
@@ -118,7 +131,7 @@ INLINE Vec times_two_to(Vec p, Vec n, Vec shifted) { return (void)n, p * (Vec)((
 INLINE Vec exp_above(Vec t) {
     Vec shifted = t * (REAL)1.44269504088896340736 + MAGIC;
     Vec n = shifted - MAGIC;
-#if REAL_IS_FLOAT && VECTOR_BYTES == 16
+#if REAL_IS_FLOAT && VECTOR_BYTES == 16 && !NEON
     Vec r = (t - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts: there may be no fused multiply
 #else
     Vec r = t - n * (REAL)0.69314718055994530942;

@@ -34,6 +34,10 @@ static void worker(int64_t begin, int64_t end, void *context) {
     // denormal results become 0, because some processors take a hundred cycles for each. Denormal inputs stay, whatever
     // torch.set_flush_denormal says: the conversion from half precision goes through them.
     _mm_setcsr((state | 0x8000) & ~0x40u);
+#elif defined(__aarch64__)
+    uint64_t state;  // denormals stay, results too: they cost nothing here
+    __asm__ volatile("mrs %0, fpcr" : "=r"(state));
+    __asm__ volatile("msr fpcr, %0" : : "r"(state & ~((uint64_t)1 << 24)));
 #endif
 #if TILES
     unfit = 0;
@@ -52,6 +56,8 @@ static void worker(int64_t begin, int64_t end, void *context) {
 #endif
 #if defined(__x86_64__)
     _mm_setcsr(state);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(state));
 #endif
 }
 

@@ -206,7 +206,7 @@ static int backward(const Call *call) {
         // to a whole strip: the last one also adds to the rows that pad it, and those must be nobody else's
         .dq_head = up_to(call->rows, MAX_ROWS) * up_to(call->dim, PANEL),
         .alone = call->keys <= BACK_KEYS && call->g_output.at,
-        .weights = g->entropy || g->p2,
+        .weights = g->entropy || g->sum_p2,
         .moments = g->mean || g->variance,
         .slopes = attemper_take((size_t)(pairs * call->rows) * sizeof(Slopes), (int)call->poison),
     };

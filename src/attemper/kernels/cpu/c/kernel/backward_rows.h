@@ -1,12 +1,12 @@
 // backward_rows.h: dz, the gradient of a row's logits. With p = exp(z - lse), g the arriving gradients, δ = g_out · out and
 // r = exp(-lse_low), where lse_low is the rounding error of lse (r is a factor of every coefficient of p):
 //
-//   dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_p2 (p - p2)] + [g_mean + 2 g_var (z - mean)] / visible + g_peak at the arg-max
+//   dz = p [dP - δ + g_lse - g_H (ln p + H) + 2 g_sum_p2 (p - sum_p2)] + [g_mean + 2 g_var (z - mean)] / visible + g_peak at the arg-max
 //
 // then the softcap's slope.
 
 typedef struct {  // a row's coefficients
-    REAL lse, constant, entropy, p2, level, slope, peak, rest;
+    REAL lse, constant, entropy, sum_p2, level, slope, peak, rest;
 } Slopes;
 
 typedef struct {
@@ -78,9 +78,9 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
             constant -= AT(g->entropy) * (AT(saved->entropy) - low);
             s.entropy = AT(g->entropy) * rest;
         }
-        if (g->p2) {
-            constant -= 2 * AT(g->p2) * AT(saved->p2);
-            s.p2 = 2 * AT(g->p2) * rest * rest;
+        if (g->sum_p2) {
+            constant -= 2 * AT(g->sum_p2) * AT(saved->sum_p2);
+            s.sum_p2 = 2 * AT(g->sum_p2) * rest * rest;
         }
         s.constant = constant * rest;
         REAL visible = g->mean || g->variance ? (REAL)saved->visible[at] : 1;
@@ -92,7 +92,7 @@ static void find_slopes(const Job *job, void *memory, int64_t item) {
         }
         if (g->peak) s.peak = AT(g->peak);
 #if TILES
-        REAL all = s.constant + s.entropy + s.p2 + s.level + s.slope + s.peak;
+        REAL all = s.constant + s.entropy + s.sum_p2 + s.level + s.slope + s.peak;
         if (all - all != 0) unfit = 1;  // inf or NaN: they arrive, or a row has them
 #endif
         course->slopes[at] = s;
@@ -116,7 +116,7 @@ INLINE void slope_row(REAL *z, REAL *dp, int64_t n, const REAL *bias, Slopes s, 
     for (int64_t j = 0; j < n; j += LANES) {
         Vec x = load(z + j), t = bounded(x - s.lse), p = exp_above(t);
         Vec d = (TILES ? load(dp + j) * s.rest : load(dp + j)) + s.constant;  // vectors have r in dO, where it costs nothing
-        if (weights) d += p * s.p2 - t * s.entropy;
+        if (weights) d += p * s.sum_p2 - t * s.entropy;
         d *= p;
         if (moments) {
             IntVec seen = x != (REAL)-INFINITY;

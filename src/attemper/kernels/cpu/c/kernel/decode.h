@@ -141,7 +141,7 @@ INLINE void mix_columns(const int rows, const int wide, const int dtype, const R
 // out[rows][dim] += weights[rows][keys] · values, as many columns at a time as registers hold
 INLINE void mix(const int rows, const int dtype, const REAL *weights, Lying values, int64_t n, int64_t dim, REAL *out,
                 int64_t out_step) {
-    const int wide = (rows < 4 ? 8 : 4) / (MAX_ROWS > 8 ? 1 : 2);
+    const int wide = (rows < 4 ? 8 : 4) / (MAX_ROWS > 6 ? 1 : 2);
     int64_t e = 0;
     for (; e + wide * LANES <= dim; e += wide * LANES)
         mix_columns(rows, wide, dtype, weights, values, n, e, out, out_step);

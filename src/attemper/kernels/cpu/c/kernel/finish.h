@@ -34,7 +34,7 @@ static void finish_rows(const Call *call, Needs needs, const Row *rows, const Ve
         write_some(to->lse_low, at, keep_where(m - m == 0, lost(m, log_l)), some);
         write_some(to->peak, at, choose((l != l) & ~infinite, l, top), some);
         write_some(to->entropy, at, keep_where(~empty, log_l - load(all[TILTED]) * part), some);
-        write_some(to->p2, at, keep_where(~empty, load(all[SQUARES]) * part * part), some);
+        write_some(to->sum_p2, at, keep_where(~empty, load(all[SQUARES]) * part * part), some);
         if (needs.moments) {
             write_some(to->mean, at, load(mean), some);
             write_some(to->variance, at, load(variance), some);

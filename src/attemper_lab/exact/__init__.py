@@ -1,0 +1,1 @@
+"""Experiments that train nothing, one question per file; experiments.toml has the questions and their order."""
