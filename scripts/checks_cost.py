@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -109,33 +112,55 @@ def main() -> None:
     deep()
 
 
-def deep() -> None:
-    """The passes, time and memory of --deep."""
+def models() -> dict[str, tuple[nn.Module, Any]]:
+    """Models of four kinds, each with its batch."""
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024}
     sizes |= {"vocab_size": 1000, "max_position_embeddings": 4096}
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=4))
     padded = {"input_ids": torch.arange(404).view(2, 202) % 997, "attention_mask": torch.ones(2, 202, dtype=torch.long)}
-    cases: dict[str, tuple[nn.Module, Any]] = {
+    found: dict[str, tuple[nn.Module, Any]] = {
         "MiniLM, 2 × 202 tokens": (embedded()[0], padded),
         "Llama of 4 layers, 2 × 202 tokens": (llama, padded),
         "SDPA, 1 × 2,048 tokens": (ByHand(fused=True), torch.arange(2048)[None] % 997),
         "by hand, 1 × 1,024 tokens": (ByHand(), torch.arange(1024)[None] % 997),
     }
-    for name, (model, batch) in cases.items():
-        scan = functools.partial(attemper.scan, model.eval(), batch, pictures=False)
-        forward = functools.partial(without_gradients, model, batch)
+    return {name: (model.eval(), batch) for name, (model, batch) in found.items()}
+
+
+def runs(model: nn.Module, batch: Any) -> list[Callable[[], object]]:
+    """A forward, a scan and --deep."""
+    scan = functools.partial(attemper.scan, model, batch, pictures=False)
+    return [functools.partial(without_gradients, model, batch), scan, functools.partial(scan, deep=True)]
+
+
+def deep() -> None:
+    """The passes, time and memory of --deep."""
+    # every block that is freed goes back at once: what malloc keeps for later is not memory that a scan needs
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), __file__, "--memory"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    most = json.loads(done.stdout.splitlines()[-1])
+    for name, (model, batch) in models().items():
         with mock.patch.object(Runner, "take", autospec=True, side_effect=Runner.take) as passes:
-            one, plain, all_of_it = (spent(run) for run in (forward, scan, functools.partial(scan, deep=True)))
-        held = sum(part.numel() * part.element_size() for part in (*model.parameters(), *model.buffers()))
-        most = [held + rise(run) for run in (forward, scan, functools.partial(scan, deep=True))]
+            one, plain, all_of_it = map(spent, runs(model, batch))
         count = passes.call_count // TIMES
         print(
             f"{name}: a scan takes {plain / one:.1f} forwards, --deep {all_of_it / one:.1f} ({count} passes of its own); "
-            f"{', '.join(f'{part / 2**20:.0f}' for part in most)} MiB for a forward, a scan and --deep",
+            f"{', '.join(f'{part / 2**20:.0f}' for part in most[name])} MiB for a forward, a scan and --deep",
             flush=True,
         )
+
+
+def largest() -> dict[str, list[int]]:
+    """The largest memory of a forward, a scan and --deep, weights included, each after one that is not counted."""
+    found = {}
+    for name, (model, batch) in models().items():
+        held = sum(part.numel() * part.element_size() for part in (*model.parameters(), *model.buffers()))
+        runs(model, batch)[-1]()  # what is imported then is not counted
+        found[name] = [held + rise(run) for run in runs(model, batch)]
+    return found
 
 
 TIMES = 3
@@ -157,4 +182,7 @@ def without_gradients(model: nn.Module, batch: Any) -> object:
 
 
 if __name__ == "__main__":
-    deep() if "--deep" in sys.argv else main()
+    if "--memory" in sys.argv:
+        print(json.dumps(largest()))
+    else:
+        deep() if "--deep" in sys.argv else main()

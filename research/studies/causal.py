@@ -299,6 +299,11 @@ STUDY = define(
             **FULL, "language": False, "d": 64, "pairs": (8, 32), "recall_width": 64, "recall_batch": 32,
             "powers": {"recall": (-6, -5.5, -5, -4.5, -4, -3.5, -3)},
         },
+        "language": {
+            **FULL, "pairs": (), "seeds": (0, 1, 2, 3, 4), "powers": {"language": (-6, -5.5, -5, -4.5, -4)}, "width": 128,
+            "layers": 2, "length": 128, "batch": 8, "steps": 800, "warm_up": 80, "windows": 256, "compute": "float32",
+            "language_weight": 1, "stack": {"language": 4},
+        },
         "tiny": {
             **FULL, "d": 4, "pairs": (2,), "recall_width": 8, "recall_batch": 2, "recall_steps": 6, "seeds": (0, 1),
             "powers": {"recall": (-6, -5), "language": (-6, -5)}, "width": 8, "head_dim": 4, "layers": 1, "length": 16,

@@ -139,6 +139,13 @@ class Trained(Attention):
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.masked[self.training])
 
 
+class Forgetful(Attention):
+    """While training, most tokens are left out at random: rows then see other tokens than in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (torch.rand(*x.shape[:2], 1) < 0.1) if self.training else x)
+
+
 class Projected(Attention):
     """Its v may be made by the projection of k, and its k may be detached."""
 
@@ -523,6 +530,10 @@ RIGHT: dict[str, Callable[[], Case]] = {
     "keys averaged with their neighbour": lambda: Case(Model(Neighbours(), Neighbours())),
     "F.dropout with training=": lambda: Case(two(Dropped, True)),
     "noise in training alone": lambda: Case(two(Noisy, False)),
+    "tokens that are left out in training": lambda: Case(Model(Forgetful(causal), Forgetful(causal))),
+    "tokens that are left out in training, one text": lambda: Case(
+        Model(Forgetful(causal), Forgetful(causal)), ids()[:1]
+    ),
     "a cache that is reset": lambda: Case(two(Remembering, True)),
     "pe[:x.size(1)]": lambda: Case(Counting(True)),
     "halves are rotated": lambda: Case(rotated(lambda x: rotate(x, False, False), lambda x: rotate(x, False, False))),

@@ -43,8 +43,8 @@ def scan(
         what_if: rules to try in place of the model's own scale (``"none"``, ``"dk"``, …), or factors (``"x2"``).
         token: a token of a text: report which tokens it attends to, in every head.
         pictures: keep attention weights for the report: all for short texts, the largest for long ones.
-        deep: also run experiments on the first batch: up to 20 forward passes that show whether later tokens, padding, another
-            item, the KV cache or the dtype change outputs that they must not change.
+        deep: also run experiments on the first batch: up to 20 forward passes, copies of an item counted as one, that show
+            whether later tokens, padding, another item, the KV cache or the dtype change outputs that they must not change.
         declared: what is intended, where a design cannot be told from a fault: ``{"causal": True}`` or ``False``, and faults to
             accept by name, as in ``{"random_output": True}``. A finding gives its name.
 

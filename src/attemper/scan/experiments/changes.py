@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...watch.examine import examine
 from ..checks.declared import AHEAD, BACKWARD, has_experts, is_published, matching_setting
 from ..checks.examiner import AttentionChecks
-from .runner import FEW, POOLED, LayerRows, chosen, woken
+from .runner import FEW, POOLED, LayerRows, woken
 from .subject import CannotRun, NamedBatch
 from .trial import ERRORS, OUTPUT, STEADY, Answer, Moved, Trial, check_comparable, distance, first_moved, named, share
 
@@ -210,7 +210,7 @@ def items(trial: Trial) -> Answer:
         before = trial.others[1]
     else:
         how, items_before = "with one more, the others", subject.items
-        subject, lengths, before = _halved(trial)
+        subject, lengths, before = trial.half
         after = trial.run(subject.with_item(), lengths)
         trial.others = _item(after, 0, items_before + 1), _item(after, items_before, items_before + 1)
         after = {name: rows[:items_before] for name, rows in after.items()}
@@ -231,19 +231,6 @@ def items(trial: Trial) -> Answer:
             f"another item moved {named(moved.layer)}: assumed intended, as {experts} shares experts among tokens"
         )
     return trial.fault("batch_leak", moved, how=how)
-
-
-HALVED = 256  # tokens from which an item is added to the first half of a text, so that a pass is no larger than the model's own
-
-
-def _halved(trial: Trial) -> tuple[NamedBatch, dict[int, Tensor], LayerRows]:
-    """The batch, or the first half of a long text, with its lengths and its rows."""
-    subject = trial.subject
-    if not subject.ordered or subject.length < HALVED or subject.sequence_first or subject.other_lengths():
-        return subject, trial.lengths, trial.base
-    half = subject.first(subject.length // 2)
-    lengths = {half.length: chosen(half.length)}
-    return half, lengths, trial.run(half.batch, lengths)
 
 
 def _item(rows: LayerRows, number: int, items: int) -> LayerRows:

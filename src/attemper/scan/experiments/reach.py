@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,12 +36,37 @@ Later = list[tuple[Moved, int, int]]
 
 @dataclass
 class Copies:
-    """A batch of one item several times; the first copies are as it is."""
+    """One item several times. By copy: the token, or the other input, that is changed in it; None: it is as it is."""
 
-    batch: Any
-    count: int
-    places: dict[int, int] = field(default_factory=dict)  # by copy: the token that is changed
-    inputs: dict[int, str] = field(default_factory=dict)  # by copy: the other input that is changed
+    subject: NamedBatch
+    changes: list[int | str | None]
+
+    @property
+    def count(self) -> int:
+        return len(self.changes)
+
+    @property
+    def places(self) -> dict[int, int]:
+        """By copy: the token that is changed."""
+        return {copy: change for copy, change in enumerate(self.changes) if isinstance(change, int)}
+
+    def batch(self, start: int, count: int) -> tuple[Any, dict[int, str]]:
+        """A batch of some of the copies, and by copy: the other input that is changed in it."""
+        subject = self.subject
+        whole = tiled(subject, count)
+        tokens = whole.value.clone()
+        known = {name: value for name, value in whole.arguments.items() if name != subject.tokens}
+        axis = 1 if subject.sequence_first else 0
+        inputs: dict[int, str] = {}
+        for item, change in enumerate(self.changes[start : start + count]):
+            if isinstance(change, int):
+                tokens[item : item + 1, change : change + 1] = other_token(subject, tokens[item : item + 1], change)
+            elif change is not None and known[change].shape[axis] == count:
+                known[change] = known[change].clone()
+                part = known[change].select(axis, item)
+                part.copy_(_other_numbers(part))
+                inputs[start + item] = change
+        return whole.with_tokens(tokens, **known), inputs
 
 
 def reach(trial: Trial) -> Answer:
@@ -56,7 +81,7 @@ def reach(trial: Trial) -> Answer:
     more = [place for place in (last, real[0]) if place >= 0 and place not in places]
     copies = changed_copies(subject, list(dict.fromkeys(places + more)), others(subject))
     with woken(trial.runner.judge):
-        rows, output = trial.outputs(copies.batch, trial.lengths)
+        rows, effects = ran(trial, copies)
     leak = seen_later(trial, copies, rows, places=places)
     trial.later, trial.reached = (
         seen_later(trial, copies, rows, places=places[:1]),
@@ -72,13 +97,13 @@ def reach(trial: Trial) -> Answer:
         moved, row, token = leak[0]
         if moved.layer or trial.base[""].dim() > 2:
             return trial.fault("later_seen", moved, row=row, token=token, why=why)
-    for copy, name in copies.inputs.items():
-        if not _moves(output, copy, copies.count):
+    for name, moves in effects.items():
+        if not moves:
             return trial.fault("source_ignored", Moved("", 0.0, 0), given=name)
     known = is_published(subject.model)
     if not known and trial.order and _stays_alone(trial, copies, rows) and _stays_alone(trial, *_at_start(trial, real)):
         return trial.fault("tokens_apart", Moved("", 0.0, 0))
-    what = f", and {', '.join(copies.inputs.values())} changed the output" if copies.inputs else ""
+    what = f", and {', '.join(effects)} changed the output" if effects else ""
     return Answer(f"a token moved rows that may depend on it{what}")
 
 
@@ -90,15 +115,22 @@ def modes(trial: Trial) -> Answer:
     if is_published(subject.model):
         raise CannotRun(f"{type(subject.model).__name__} is published: what its modes differ in is intended")
     real = _real(subject, None)
-    copies = changed_copies(subject, [real[-1], real[0]], as_it_is=2)
+    alone = subject.items == 1
+    copies = changed_copies(subject, [real[-1], real[0]], as_it_is=1 if alone else 2)
     if trial.later is None:
-        rows = trial.run(copies.batch, trial.lengths)
+        rows = ran(trial, copies)[0]
         trial.later, trial.reached = seen_later(trial, copies, rows), reached(trial, copies, rows, real[0])
     with training(model):
-        rows, before = trial.run(copies.batch, trial.lengths), None
-        if not all(_alike(trial, name, part[1], part[0]) for name, part in rows.items() if len(part) == copies.count):
-            # dropout differs between items; with the same seed it is the same in a second pass
-            before = trial.run(changed_copies(subject, [], as_it_is=copies.count).batch, trial.lengths)
+        rows, before = ran(trial, copies)[0], None
+        # dropout differs between the items of a pass, and between seeds
+        again = (
+            ran(trial, changed_copies(subject, []), seed=1)[0]
+            if alone
+            else {name: part[1:] for name, part in rows.items()}
+        )
+        if not all(_alike(trial, name, part[0], rows[name][0]) for name, part in again.items() if name in rows):
+            # with the same seed it is the same in a second pass
+            before = ran(trial, changed_copies(subject, [], as_it_is=copies.count))[0]
             if not all(_alike(trial, name, part[0], rows[name][0]) for name, part in before.items() if name in rows):
                 raise CannotRun("the same text gives other numbers in training mode, with the same random numbers")
     trained = seen_later(trial, copies, rows, before)
@@ -169,7 +201,7 @@ def _at_start(trial: Trial, real: list[int]) -> tuple[Copies, LayerRows]:
     """A pass in which the first tokens are changed: of a windowed or strided attention, others see these than the last ones."""
     copies = changed_copies(trial.subject, real[:2])
     with woken(trial.runner.judge):
-        return copies, trial.run(copies.batch, trial.lengths)
+        return copies, ran(trial, copies)[0]
 
 
 def others(subject: NamedBatch) -> list[str]:
@@ -198,23 +230,42 @@ def _are_types(subject: NamedBatch, name: str, value: Tensor) -> bool:
 
 def changed_copies(subject: NamedBatch, places: list[int], inputs: Sequence[str] = (), as_it_is: int = 1) -> Copies:
     """One item several times: as it is, with one token changed, or with one other input changed."""
-    count = as_it_is + len(places) + len(inputs)
-    whole = tiled(subject, count)
-    tokens = whole.value.clone()
-    copies = Copies(None, count)
-    for copy, index in enumerate(places, as_it_is):
-        tokens[copy : copy + 1, index : index + 1] = other_token(subject, tokens[copy : copy + 1], index)
-        copies.places[copy] = index
-    known = {name: value for name, value in whole.arguments.items() if name != subject.tokens}
-    for copy, name in enumerate(inputs, as_it_is + len(places)):
-        axis = 1 if subject.sequence_first else 0
-        if known[name].shape[axis] == count:
-            known[name] = known[name].clone()
-            part = known[name].select(axis, copy)
-            part.copy_(_other_numbers(part))
-            copies.inputs[copy] = name
-    copies.batch = whole.with_tokens(tokens, **known)
-    return copies
+    return Copies(subject, [*[None] * as_it_is, *places, *inputs])
+
+
+def ran(trial: Trial, copies: Copies, seed: int = 0) -> tuple[LayerRows, dict[str, bool]]:
+    """The rows of all copies; and by other input that could be changed: whether the output moved.
+
+    As many run at a time as the batch has items, so that no pass is larger than the model's own, and each with the same seed.
+    """
+    trial.runner.take()
+    trial.runner.seed, before = seed, trial.runner.seed
+    try:
+        return _in_turn(trial, copies)
+    finally:
+        trial.runner.seed = before
+
+
+def _in_turn(trial: Trial, copies: Copies) -> tuple[LayerRows, dict[str, bool]]:
+    together = min(copies.count, trial.subject.items)
+    first: list[Tensor] = []
+    parts: list[LayerRows] = []
+    moved: dict[str, bool] = {}
+    for done in range(0, copies.count, together):
+        start = min(done, copies.count - together)
+        batch, inputs = copies.batch(start, together)
+        rows, output = trial.outputs(batch, trial.lengths, counted=False)
+        parts.append({name: part[done - start :] for name, part in rows.items() if part.shape[0] == together})
+        if any(isinstance(change, str) for change in copies.changes):
+            tensors = [part for part in tensors_of(output) if part.dim() and part.shape[0] == together]
+            first = first or [part[:1].clone() for part in tensors]
+            moved |= {name: _moves(tensors, copy - start, first) for copy, name in inputs.items()}
+    joined: LayerRows = {}
+    for name in set.intersection(*(set(part) for part in parts)):
+        own = [part[name] for part in parts]
+        if len({part.shape[1:] for part in own}) == 1:
+            joined[name] = torch.cat(own)
+    return joined, moved
 
 
 def _other_numbers(part: Tensor) -> Tensor:
@@ -279,14 +330,14 @@ def _stays_alone(trial: Trial, copies: Copies, rows: LayerRows) -> bool:
     return judged
 
 
-def _moves(output: Any, copy: int, count: int) -> bool:
-    """Whether any tensor of an output differs between a copy and the first; True if none has one item each."""
+def _moves(tensors: Sequence[Tensor], item: int, first: Sequence[Tensor]) -> bool:
+    """Whether any tensor of an output differs between an item and the first copy; True if there is none to compare."""
     judged = False
-    for part in tensors_of(output):
-        if part.dim() and part.shape[0] == count:
+    for part, before in zip(tensors, first, strict=False):
+        if part.shape[1:] == before.shape[1:]:
             judged = True
-            by = (part[copy].double() - part[0].double()).abs().max() if part[0].numel() else 0.0
-            if not by <= ROUNDED * torch.finfo(part.dtype).eps * part[0].double().abs().max():
+            by = (part[item].double() - before[0].double()).abs().max() if part[0].numel() else 0.0
+            if not by <= ROUNDED * torch.finfo(part.dtype).eps * before.double().abs().max():
                 return True
     return not judged
 

@@ -96,9 +96,10 @@ class Runner:
                 stack.callback(module.register_forward_hook(hook).remove)
             return self(move(copied(batch)), lengths)
 
-    def outputs(self, batch: Any, lengths: Mapping[int, Tensor]) -> tuple[LayerRows, Any]:
-        """The rows of a pass of the judge, and what it returned."""
-        self.take()
+    def outputs(self, batch: Any, lengths: Mapping[int, Tensor], counted: bool = True) -> tuple[LayerRows, Any]:
+        """The rows of a pass of the judge, and what it returned. ``counted``: False for a part of a pass that is counted."""
+        if counted:
+            self.take()
         rows_of: LayerRows = {}
         modules = dict(self.judge.named_modules())
 
