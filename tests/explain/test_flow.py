@@ -134,6 +134,10 @@ def test_the_page_of_an_explanation_fits_a_phone_and_is_of_one_colour(browser, t
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.goto(path.as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    heights = page.locator(".flow svg text").evaluate_all(
+        "texts => texts.map(one => one.getBoundingClientRect().height)"
+    )
+    assert min(heights) > 9  # the picture is wider than a phone: it is moved sideways, not made small
     ground = "node => getComputedStyle(node).backgroundColor"
     assert page.locator("html").evaluate(ground) == page.locator(".attemper-explain").evaluate(ground)
     page.close()
