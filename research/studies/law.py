@@ -212,8 +212,8 @@ STUDY = define(
     "How do the steps to learn grow with the scale and the number of keys, at a fixed width?",
     presets={
         "full": FULL,
-        "slice": {**FULL, "d": (64,), "pairs": (8, 32, 128), "c": (1, 2, 4, 8), "width": 128, "batch": 32, "steps": 3000,
-                  "sgd": ()},
+        "slice": {**FULL, "d": (64, 16), "pairs": (8, 32, 128), "c": (1, 2, 4, 8), "width": 128, "batch": 32, "steps": 3000,
+                  "sgd": ((64, (8,)),)},
         "small": {**FULL, "d": (16,), "pairs": (4, 8), "c": (1, 4, 16), "seeds": ((0,),), "width": 64, "batch": 32, "steps": 120,
                   "powers": {"adam": (-4, -1, 1), "sgd": (0, -1, 1)}, "sgd": ((16, (4,)),)},
         "tiny": {**FULL, "d": (4,), "pairs": (2, 3), "c": (1, 2), "seeds": ((0,), (0, 1)), "width": 8, "batch": 2, "steps": 6,

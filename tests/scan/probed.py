@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,70 @@ class Forgetful(Attention):
         return super().forward(x * (torch.rand(*x.shape[:2], 1) < 0.1) if self.training else x)
 
 
+class Jittered(Attention):
+    """Noise in training from a generator of its own, which no seed sets."""
+
+    def __init__(self) -> None:
+        super().__init__(causal)
+        self.draws = random.Random(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 0.1 * self.draws.random()) if self.training else super().forward(x)
+
+
+class Centred(Attention):
+    """Sees both sides; divides by a variance over the items while it trains, which is NaN for one item."""
+
+    def __init__(self) -> None:
+        super().__init__(F.scaled_dot_product_attention)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        spread = (found - found.mean(0)).square().sum(0) / (len(found) - 1)
+        return found / (1 + spread) if self.training else found
+
+
+class Skipped(Attention):
+    """Stochastic depth: leaves out whole items at random while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__(causal)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (torch.rand(len(x), 1, 1) > 0.1) if self.training else super().forward(x)
+
+
+class Listed(Model):
+    """Its lengths are a list, so that a batch has as many items as that has entries, or the model raises."""
+
+    def __init__(self) -> None:
+        super().__init__(Attention(seen), Attention(seen))
+
+    def forward(self, ids: Tensor, lengths: list[int]) -> Tensor:
+        real = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
+        return super().forward(
+            ids, (real[:, None, None] & lower(ids.shape[1])) | torch.eye(ids.shape[1], dtype=torch.bool)
+        )
+
+
+def seen(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Windows(Attention):
+    """Windows of 128 tokens, whose numbers and whose items change places in a batch of several."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__(F.scaled_dot_product_attention)
+        self.right = right
+
+    def forward(self, x: Tensor) -> Tensor:
+        items, length, width = x.shape
+        windows = x.view(items, -1, 128, width)
+        cut = (windows if self.right else windows.transpose(0, 1)).reshape(-1, 128, width)
+        return super().forward(cut).view(items, length, width)
+
+
 class Projected(Attention):
     """Its v may be made by the projection of k, and its k may be detached."""
 
@@ -202,6 +267,13 @@ class Reading(nn.Module):
         x = target + self.own(target)
         source = memory if self.reads else self.latents.expand(len(x), -1, -1)
         return x + self.gate * self.cross(x, source, source, need_weights=False)[0]
+
+
+class Squeezed(Reading):
+    """Returns no dimension of items if there is one."""
+
+    def forward(self, target: Tensor, memory: Tensor) -> Tensor:
+        return super().forward(target, memory).squeeze(0)
 
 
 def read(reads: bool, gated: bool = False) -> Case:
@@ -511,6 +583,10 @@ WRONG: dict[str, Callable[[], Case]] = {
         Placeless(Attention(causal), Attention(causal)), "weight_unused"
     ),
     "a memory that is never read": lambda: read(False),
+    "a memory that is never read, one item": lambda: also(
+        Squeezed(False), "source_ignored", inputs=(numbers(1, LENGTH, WIDTH), numbers(1, 7, WIDTH))
+    ),
+    "windows and items change places": lambda: also(Windows(False), "item_counted", inputs=numbers(1, 256, WIDTH)),
     "a window that is not passed": lambda: Case(two(Windowed, False), faults=("window_ignored",)),
     "[nn.Linear()] * 3": lambda: also(two(Thrice, False), "projection_shared"),
     "a causal mask on cross-attention": lambda: Case(Looked(False), read(True).inputs, faults=("crossed_causal",)),
@@ -534,6 +610,13 @@ RIGHT: dict[str, Callable[[], Case]] = {
     "tokens that are left out in training, one text": lambda: Case(
         Model(Forgetful(causal), Forgetful(causal)), ids()[:1]
     ),
+    "noise of its own in training": lambda: Case(two(Jittered)),
+    "noise of its own in training, one text": lambda: Case(two(Jittered), ids()[:1]),
+    "stochastic depth": lambda: Case(two(Skipped), ids(3)),
+    "no single item in training": lambda: Case(two(Centred), ids()[:1]),
+    "a list with an entry for each item": lambda: Case(Listed(), {"ids": ids(), "lengths": [LENGTH, 8]}),
+    "windows of a long text": lambda: Case(Windows(True), numbers(1, 256, WIDTH)),
+    "a memory that is read, one item": lambda: Case(Squeezed(True), (numbers(1, LENGTH, WIDTH), numbers(1, 7, WIDTH))),
     "a cache that is reset": lambda: Case(two(Remembering, True)),
     "pe[:x.size(1)]": lambda: Case(Counting(True)),
     "halves are rotated": lambda: Case(rotated(lambda x: rotate(x, False, False), lambda x: rotate(x, False, False))),

@@ -170,7 +170,8 @@ def test_the_experiments_compute_few_times_the_tokens_of_the_batch(name):
     attemper.scan(case.model, case.inputs, pictures=False, deep=True)
     own, *others = sizes
     assert 5 * own <= sum(others) <= 24 * own
-    assert max(others) <= 2 * own  # a text twice as long; an item more where there is one
+    # a text twice as long, or an item more where there is one; five copies of one of two items
+    assert max(others) <= (2.5 if name == "T5" else 2) * own
 
 
 def test_nothing_of_the_model_is_changed():

@@ -535,7 +535,7 @@ ATTENTION_FAULTS = {
         "another mask in training mode",
         "In {mode} mode row {row} of {layer} depends on token {token}{which}; in {other} mode {none}.",
         "Use the same mask in both: a mask or a window that is made if self.training, or is_causal=self.training, trains one "
-        "model and runs another.",
+        "model and runs another. Statistics over tokens, as of a batch norm, also differ between the modes.",
         "modes",
     ),
     "backend_differs": Fault(

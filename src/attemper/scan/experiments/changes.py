@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ...watch.examine import examine
 from ..checks.declared import AHEAD, BACKWARD, has_experts, is_published, matching_setting
 from ..checks.examiner import AttentionChecks
-from .runner import FEW, POOLED, LayerRows, woken
+from .runner import FEW, POOLED, LayerRows, chosen, woken
 from .subject import CannotRun, NamedBatch
 from .trial import ERRORS, OUTPUT, STEADY, Answer, Moved, Trial, check_comparable, distance, first_moved, named, share
 
@@ -210,7 +211,7 @@ def items(trial: Trial) -> Answer:
         before = trial.others[1]
     else:
         how, items_before = "with one more, the others", subject.items
-        subject, lengths, before = trial.half
+        subject, lengths, before = _halved(trial)
         after = trial.run(subject.with_item(), lengths)
         trial.others = _item(after, 0, items_before + 1), _item(after, items_before, items_before + 1)
         after = {name: rows[:items_before] for name, rows in after.items()}
@@ -231,6 +232,23 @@ def items(trial: Trial) -> Answer:
             f"another item moved {named(moved.layer)}: assumed intended, as {experts} shares experts among tokens"
         )
     return trial.fault("batch_leak", moved, how=how)
+
+
+HALVED = 256  # tokens from which an item is added to the first half of a text, so that a pass is no larger than the model's own
+
+
+def _halved(trial: Trial) -> tuple[NamedBatch, dict[int, Tensor], LayerRows]:
+    """The batch, or the first half of a long text, with its lengths and its rows."""
+    subject = trial.subject
+    if subject.ordered and subject.length >= HALVED and not subject.sequence_first and not subject.other_lengths():
+        half = subject.first(subject.length // 2)
+        lengths = {half.length: chosen(half.length)}
+        if bool(half.real.any(1).all()):  # not all of it is padding
+            with suppress(*ERRORS):  # a model may take one length alone
+                rows = trial.run(half.batch, lengths)
+                if rows.keys() == trial.base.keys():
+                    return half, lengths, rows
+    return subject, trial.lengths, trial.base
 
 
 def _item(rows: LayerRows, number: int, items: int) -> LayerRows:

@@ -17,10 +17,11 @@ from .changes import why_causal
 from .runner import LayerRows, woken
 from .subject import OTHERS, CannotRun, NamedBatch
 from .tiled import by_item, distances, fullest, other_token, tiled
-from .trial import Answer, Moved, Trial, bound
+from .trial import ERRORS, Answer, Moved, Trial, bound
 
 FEWEST = 5  # tokens
 FAR = 3  # rows that are beyond a window
+SEEDS = (2, 3, 4)
 CLEARLY = 16  # times as far as rounding could move a row: it depends on a token, and another one does not
 ROUNDED = 64  # items of a batch differ by less in the last place of a number
 UNUSED = re.compile(r"label|target|loss|position|_ids?$|index|mask", re.IGNORECASE)
@@ -50,22 +51,22 @@ class Copies:
         """By copy: the token that is changed."""
         return {copy: change for copy, change in enumerate(self.changes) if isinstance(change, int)}
 
-    def batch(self, start: int, count: int) -> tuple[Any, dict[int, str]]:
-        """A batch of some of the copies, and by copy: the other input that is changed in it."""
+    def batch(self, changes: Sequence[int | str | None]) -> tuple[Any, dict[int, str]]:
+        """A batch of copies with these changes, and by its items: the other input that is changed."""
         subject = self.subject
-        whole = tiled(subject, count)
+        whole = tiled(subject, len(changes))
         tokens = whole.value.clone()
         known = {name: value for name, value in whole.arguments.items() if name != subject.tokens}
         axis = 1 if subject.sequence_first else 0
         inputs: dict[int, str] = {}
-        for item, change in enumerate(self.changes[start : start + count]):
+        for item, change in enumerate(changes):
             if isinstance(change, int):
                 tokens[item : item + 1, change : change + 1] = other_token(subject, tokens[item : item + 1], change)
-            elif change is not None and known[change].shape[axis] == count:
+            elif change is not None and known[change].shape[axis] == len(changes):
                 known[change] = known[change].clone()
                 part = known[change].select(axis, item)
                 part.copy_(_other_numbers(part))
-                inputs[start + item] = change
+                inputs[item] = change
         return whole.with_tokens(tokens, **known), inputs
 
 
@@ -115,27 +116,16 @@ def modes(trial: Trial) -> Answer:
     if is_published(subject.model):
         raise CannotRun(f"{type(subject.model).__name__} is published: what its modes differ in is intended")
     real = _real(subject, None)
-    alone = subject.items == 1
-    copies = changed_copies(subject, [real[-1], real[0]], as_it_is=1 if alone else 2)
+    places = [real[-1], real[0]]
     if trial.later is None:
-        rows = ran(trial, copies)[0]
+        copies = changed_copies(subject, places)
+        with woken(model):
+            rows = ran(trial, copies)[0]
         trial.later, trial.reached = seen_later(trial, copies, rows), reached(trial, copies, rows, real[0])
-    with training(model):
-        rows, before = ran(trial, copies)[0], None
-        # dropout differs between the items of a pass, and between seeds
-        again = (
-            ran(trial, changed_copies(subject, []), seed=1)[0]
-            if alone
-            else {name: part[1:] for name, part in rows.items()}
-        )
-        if not all(_alike(trial, name, part[0], rows[name][0]) for name, part in again.items() if name in rows):
-            # with the same seed it is the same in a second pass
-            before = ran(trial, changed_copies(subject, [], as_it_is=copies.count))[0]
-            if not all(_alike(trial, name, part[0], rows[name][0]) for name, part in before.items() if name in rows):
-                raise CannotRun("the same text gives other numbers in training mode, with the same random numbers")
-    trained = seen_later(trial, copies, rows, before)
+    with woken(model), training(model):
+        found = _trained_alone(trial, places) if subject.items == 1 else None
+        trained, apart = _trained_together(trial, places) if found is None else (found, None)
     if bool(trained) == bool(trial.later):
-        apart = _apart(trial, reached(trial, copies, rows, real[0])) if before is None else None
         if apart is None:
             return Answer(f"rows {'see' if trained else 'do not see'} later tokens in both modes")
         moved, mode, row = apart
@@ -160,6 +150,49 @@ def modes(trial: Trial) -> Answer:
     if ahead is not None:
         return Answer(f"rows see later tokens in {mode} mode alone: assumed intended, because of {ahead}", skipped=True)
     return trial.fault("modes_differ", moved, **words)
+
+
+def _trained_alone(trial: Trial, places: list[int]) -> Later | None:
+    """Which row sees a later token in training mode, each copy run alone; None if that does not show it, as where a model
+    takes no single item while it trains, or if rows depend on other tokens than in evaluation."""
+    copies = changed_copies(trial.subject, places)
+    as_it_is = changed_copies(trial.subject, [])
+    try:
+        rows = ran(trial, copies)[0]
+        if not all(bool(part.isfinite().all()) for part in rows.values()):
+            return None
+        if not _are_alike(trial, ran(trial, as_it_is, seed=1, counted=False)[0], rows):
+            if not _are_alike(trial, ran(trial, as_it_is)[0], rows):
+                return None  # a generator of the model's own, which draws other numbers in every pass
+            # what is drawn may hide a token from all rows, as dropout of whole tokens does
+            every = (rows, *(ran(trial, copies, seed=number, counted=False)[0] for number in SEEDS if trial.later))
+            return next(filter(None, (seen_later(trial, copies, one) for one in every)), [])
+    except ERRORS:
+        return None
+    trained = seen_later(trial, copies, rows)
+    alike = bool(trained) == bool(trial.later)
+    return None if alike and _apart(trial, reached(trial, copies, rows, places[-1])) else trained
+
+
+def _trained_together(trial: Trial, places: list[int]) -> tuple[Later, tuple[Moved, str, int] | None]:
+    """The same with all copies in one pass, and whether a row depends on a token in one mode alone."""
+    copies = changed_copies(trial.subject, places, as_it_is=2)
+    drew, trial.runner.draws = trial.runner.draws, False
+    rows, before = ran(trial, copies, together=True)[0], None
+    draws, trial.runner.draws = trial.runner.draws, drew
+    second = {name: part[1:] for name, part in rows.items() if len(part) == copies.count}
+    if draws or not _are_alike(trial, second, rows):
+        # what is drawn differs between items; with the same seed it is the same in a second pass
+        before = ran(trial, changed_copies(trial.subject, [], as_it_is=copies.count), together=True)[0]
+        if not _are_alike(trial, before, rows):
+            raise CannotRun("the same text gives other numbers in training mode, with the same random numbers")
+    apart = _apart(trial, reached(trial, copies, rows, places[-1])) if before is None else None
+    return seen_later(trial, copies, rows, before), apart
+
+
+def _are_alike(trial: Trial, one: LayerRows, two: LayerRows) -> bool:
+    """Whether the first items of two passes have the same rows, but for rounding."""
+    return all(_alike(trial, name, part[0], two[name][0]) for name, part in one.items() if name in two)
 
 
 def reached(trial: Trial, copies: Copies, rows: LayerRows, place: int) -> LayerRows:
@@ -233,39 +266,44 @@ def changed_copies(subject: NamedBatch, places: list[int], inputs: Sequence[str]
     return Copies(subject, [*[None] * as_it_is, *places, *inputs])
 
 
-def ran(trial: Trial, copies: Copies, seed: int = 0) -> tuple[LayerRows, dict[str, bool]]:
-    """The rows of all copies; and by other input that could be changed: whether the output moved.
+def ran(
+    trial: Trial, copies: Copies, seed: int = 0, counted: bool = True, together: bool = False
+) -> tuple[LayerRows, dict[str, bool]]:
+    """The rows of all copies, and by other input: whether the output moved when it was changed.
 
-    As many run at a time as the batch has items, so that no pass is larger than the model's own, and each with the same seed.
+    Of a batch of one item the copies run one after the other, so that no pass is larger than the model's own. Those of several
+    items run ``together``: what a batch holds beside tensors, one part for each item, then fits no copy, and the model raises.
     """
-    trial.runner.take()
-    trial.runner.seed, before = seed, trial.runner.seed
-    try:
-        return _in_turn(trial, copies)
-    finally:
-        trial.runner.seed = before
-
-
-def _in_turn(trial: Trial, copies: Copies) -> tuple[LayerRows, dict[str, bool]]:
-    together = min(copies.count, trial.subject.items)
-    first: list[Tensor] = []
+    changes, items = copies.changes, copies.count if together or trial.subject.items > 1 else 1
+    batches = [copies.batch(changes[start : start + items]) for start in range(0, copies.count, items)]
+    if counted:
+        trial.runner.take()
     parts: list[LayerRows] = []
+    first: list[Tensor] = []
     moved: dict[str, bool] = {}
-    for done in range(0, copies.count, together):
-        start = min(done, copies.count - together)
-        batch, inputs = copies.batch(start, together)
-        rows, output = trial.outputs(batch, trial.lengths, counted=False)
-        parts.append({name: part[done - start :] for name, part in rows.items() if part.shape[0] == together})
-        if any(isinstance(change, str) for change in copies.changes):
-            tensors = [part for part in tensors_of(output) if part.dim() and part.shape[0] == together]
-            first = first or [part[:1].clone() for part in tensors]
-            moved |= {name: _moves(tensors, copy - start, first) for copy, name in inputs.items()}
-    joined: LayerRows = {}
-    for name in set.intersection(*(set(part) for part in parts)):
-        own = [part[name] for part in parts]
-        if len({part.shape[1:] for part in own}) == 1:
-            joined[name] = torch.cat(own)
-    return joined, moved
+    trial.runner.seed = seed
+    try:
+        for batch, inputs in batches:
+            rows, output = trial.outputs(batch, trial.lengths, counted=False)
+            parts.append(rows)
+            for item in range(items) if any(isinstance(change, str) for change in changes) else ():
+                own = _of_item(output, item, items)
+                first = first or [part.clone() for part in own]
+                if item in inputs and (moves := _moves(own, first)) is not None:
+                    moved[inputs[item]] = moves
+    finally:
+        trial.runner.seed = 0
+    if len(parts) == 1:
+        return parts[0], moved
+    shapes = {name: {part[name].shape if name in part else None for part in parts} for name in parts[0]}
+    whole = [name for name, some in shapes.items() if len(some) == 1 and parts[0][name].shape[0] == 1]
+    return {name: torch.cat([part[name] for part in parts]) for name in whole}, moved
+
+
+def _of_item(output: Any, item: int, items: int) -> list[Tensor]:
+    """What a model returned for one of the items of its batch."""
+    parts = list(tensors_of(output))
+    return parts if items == 1 else [part[item] for part in parts if part.dim() and part.shape[0] == items]
 
 
 def _other_numbers(part: Tensor) -> Tensor:
@@ -330,16 +368,14 @@ def _stays_alone(trial: Trial, copies: Copies, rows: LayerRows) -> bool:
     return judged
 
 
-def _moves(tensors: Sequence[Tensor], item: int, first: Sequence[Tensor]) -> bool:
-    """Whether any tensor of an output differs between an item and the first copy; True if there is none to compare."""
-    judged = False
-    for part, before in zip(tensors, first, strict=False):
-        if part.shape[1:] == before.shape[1:]:
-            judged = True
-            by = (part[item].double() - before[0].double()).abs().max() if part[0].numel() else 0.0
-            if not by <= ROUNDED * torch.finfo(part.dtype).eps * before.double().abs().max():
-                return True
-    return not judged
+def _moves(tensors: Sequence[Tensor], first: Sequence[Tensor]) -> bool | None:
+    """Whether any tensor of an output differs from that of the first copy; None if there is none to compare."""
+    known = [(part, old) for part, old in zip(tensors, first, strict=False) if part.shape == old.shape and part.numel()]
+    for part, old in known:
+        by = (part.double() - old.double()).abs().max()
+        if not by <= ROUNDED * torch.finfo(part.dtype).eps * old.double().abs().max():
+            return True
+    return False if known else None
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:

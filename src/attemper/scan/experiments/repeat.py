@@ -29,9 +29,8 @@ def repeat(trial: Trial) -> Answer:
     if trial.unsteady is not None:
         return _of_calls(trial, trial.unsteady)
     copies = COPIES + (trial.subject.items == COPIES)  # another number, which only the dimension of items has
-    subject, lengths, base = trial.half if trial.subject.items == 1 else (trial.subject, trial.lengths, trial.base)
     try:
-        rows = trial.run(tiled(subject, copies).batch, lengths)
+        rows = trial.run(tiled(trial.subject, copies).batch, trial.lengths)
     except ERRORS:
         return Answer("a second call gave the same numbers; the model takes no other number of items")
     own: LayerRows = {}
@@ -44,8 +43,8 @@ def repeat(trial: Trial) -> Answer:
             by = float(distances(part[copy], part[0]).max())
             if by > bound(trial.floor, name):
                 return _of_items(trial, Moved("" if name == POOLED else name, by, 0), copy)
-    item = fullest(subject)
-    before = {name: part[item : item + 1] for name, part in base.items() if part.shape[0] == subject.items}
+    item = fullest(trial.subject)
+    before = {name: rows[item : item + 1] for name, rows in trial.base.items() if rows.shape[0] == trial.subject.items}
     trial.copied = item, first_moved(own, before, [*trial.order, POOLED], trial.floor)
     for seed in (
         SEEDS if trial.runner.draws and not is_published(trial.subject.model) else ()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +28,6 @@ ROUNDINGS = 16
 """How many times as far as the measured rounding a row may move; in 110 sound models it was 0.7 times at most."""
 AT_ONCE = 32  # rows that are compared in float64 at a time: those of logits are as wide as a vocabulary
 PREPENDED = 64  # tokens that a model may put before a text
-HALVED = 256  # tokens from which a text has a half that is long enough to judge
 NO_ROWS = "nothing that the model returns has one row per token"
 
 
@@ -225,18 +222,6 @@ class Trial:
     def outputs(self, batch: Any, lengths: Mapping[int, Tensor], counted: bool = True) -> tuple[LayerRows, Any]:
         """The same, with what the model returned; ``counted`` as in `Runner.outputs`."""
         return self.runner.outputs(batch, self._placed(lengths), counted)
-
-    @functools.cached_property
-    def half(self) -> tuple[NamedBatch, dict[int, Tensor], LayerRows]:
-        """The first half of a long text, so that a batch of two is no larger than the model's own; its lengths and its rows.
-        The whole batch if it is short, or if the model takes no other length."""
-        subject = self.subject
-        if subject.ordered and subject.length >= HALVED and not subject.sequence_first and not subject.other_lengths():
-            half = subject.first(subject.length // 2)
-            lengths = {half.length: chosen(half.length)}
-            with suppress(*ERRORS):
-                return half, lengths, self.run(half.batch, lengths)
-        return subject, self.lengths, self.base
 
     def whole(self) -> tuple[NamedBatch, LayerRows]:
         """An item whose tokens are all real, alone, and its rows of the pass that others are compared with."""
