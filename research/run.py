@@ -9,8 +9,8 @@
                         the finding and the table of the rows in FOLDER
 `python -m research.run thresholds --results FOLDER --false-alarms 0.1`
                         what every sign's threshold would be, from the rows of `warning`, beside those that `health` has
-`python -m research.run pack FOLDER`
-                        rows of FOLDER into docs/data/, the figures docs/figures/full-NAME.svg, and the end of docs/training.md
+`python -m research.run pack FOLDER [FOLDER …]`
+                        rows of the folders into docs/data/, the figures docs/figures/full-NAME.svg, and the end of docs/training.md
 
 Training needs torch alone; figures need `attemper[lab]`.
 """
@@ -54,13 +54,14 @@ def tabbed(table: list[Row]) -> None:
             print(*(f"{value:.4g}" if isinstance(value, float) else value for value in row.values()), sep="\t")
 
 
-def pack(folder: Path) -> None:
-    """Rows into docs/data/, then the pages."""
+def pack(folders: list[Path]) -> None:
+    """Rows into docs/data/, those of a study from all folders together, then the pages."""
     from . import full_size
 
-    for path in sorted(folder.glob("*.jsonl")):
-        if path.stem in STUDIES:
-            full_size.write(path.stem, study(path.stem).packed(rows_of(path)))
+    for name in STUDIES:
+        paths = [path for folder in folders if (path := folder / f"{name}.jsonl").exists()]
+        if paths:
+            full_size.write(name, study(name).packed([row for path in paths for row in rows_of(path)]))
     pages()
 
 
@@ -327,7 +328,7 @@ def main() -> None:
     levels.add_argument("--results", type=Path, default=Path("attemper-results"))
     levels.add_argument("--false-alarms", type=float, default=alarm.FALSE_ALARMS)
     commands.add_parser("check").add_argument("--device", default="cpu")
-    commands.add_parser("pack").add_argument("folder", type=Path)
+    commands.add_parser("pack").add_argument("folder", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command in ("pack", "check"):
         pack(asked.folder) if asked.command == "pack" else check(asked.device)

@@ -33,7 +33,7 @@ SWITCHES = ("forward", "jacobian", "moves")
 WORDS = {
     "forward": "a saturated forward pass",
     "jacobian": "a lost gradient",
-    "moves": "logits that move √d_k times as far",
+    "moves": "faster logits",
 }
 ARMS = tuple(itertools.product((0, 1), repeat=3))
 """1 where a switch is as it is without the scale, in the order of SWITCHES."""

@@ -110,7 +110,7 @@ def planted(parts):
 
 def test_the_finding_follows_what_was_planted():
     said = causal.finding(planted((0.02, 0.05, 0.2)))
-    assert said == "The language model: 0.27 nats, 0.20 by logits that move √d_k times as far"
+    assert said == "The language model: 0.27 nats, 0.20 by faster logits"
     said = causal.finding(planted((0.2, 0.05, 0.0)))
     assert said == "The language model: 0.25 nats, 0.20 by a saturated forward pass"
     (first, *_), whole = causal.shares(planted((0.2, 0.05, 0.0)), causal.LANGUAGE)[:3], 0.25

@@ -147,23 +147,47 @@ def test_the_ten_lines_are_those_of_the_package_and_of_the_rows(full_size, evide
 
 
 def test_what_the_pages_say_of_the_causes_is_in_the_rows(full_size):
-    """Two cells of recall: the shares of the three switches, the steps of three arms, and the gradients of the first step."""
+    """The shares of the three switches; of two cells of recall the steps of three arms and the gradients of the first step;
+    of the language model what each arm costs."""
     rows = full_size.unpack("causal")
     words = " ".join(PAGE.split())
-    cells = [{row["switch"]: row for row in causal.shares(rows, ("recall", keys))} for keys in (8, 32)]
+    tasks = [("recall", 8), ("recall", 32), causal.LANGUAGE]
+    cells = [{row["switch"]: row for row in causal.shares(rows, task)} for task in tasks]
 
-    def said(row):
-        ends = (f"{row[f'share_{end}']:.2f}".replace("-", "−") for end in ("low", "high"))
-        return f"{row['share']:.2f} ({' to '.join(ends)})"
+    def said(row, name="share"):
+        ends = (f"{row[f'{name}_{end}']:.2f}" for end in ("low", "high"))
+        return f"{row[name]:.2f} ({' to '.join(ends)})".replace("-", "−")
 
-    assert f"which is {' and '.join(said(cell['all three']) for cell in cells)} more in ln steps" in words
+    wholes = [said(cell["all three"]) for cell in cells]
+    assert (
+        f"which is {' and '.join(wholes[:2])} more in ln steps. The language model ends {wholes[2]} nats higher"
+        in words
+    )
     names = {"jacobian": "the lost gradient", "forward": "the saturated forward pass", "moves": "the faster logits"}
     for switch, name in names.items():
         assert f"| {name} | {' | '.join(said(cell[switch]) for cell in cells)} |" in words
-    steps = [{}, {}]
+    steps, costs = [{}, {}], {}
     for row in map(arm_row, causal.summary(rows)):
-        steps["32" in row["task"]][causal.arm_of(row)] = f"{row['outcome']:.0f}"
+        if row["task"] == "the language model":
+            costs[causal.arm_of(row)] = row
+        else:
+            steps["32" in row["task"]][causal.arm_of(row)] = f"{row['outcome']:.0f}"
         assert not row["at_edge"]
+    alone = {arm: f"{costs[arm]['cost']:.2f}" for arm in causal.ARMS}
+    lost, saturated, faster = alone[0, 1, 0], alone[1, 0, 0], alone[0, 0, 1]
+    assert (
+        f"Alone, the lost gradient costs {lost} nats, the saturated forward pass {saturated} and the faster logits "
+        f"{said(costs[0, 0, 1], 'cost')}" in words
+    )
+    unscaled = sorted(cost for arm, cost in alone.items() if arm[0])
+    assert f"loses between {unscaled[0]} and {unscaled[-1]} nats, whichever" in words
+    assert f"With the scaled Jacobian it gains {costs[1, 1, 1]['cost'] - costs[1, 0, 1]['cost']:.2f} of them" in words
+    assert f"it still loses {said(costs[1, 1, 0], 'cost')}" in words
+    assert f"is worst of all, {max(alone.values())}" in words
+    assert max(alone, key=alone.get) == (0, 1, 1)
+    assert (
+        f"alone costs {lost}, {saturated} or {faster} nats, and all three together {alone[1, 1, 1]}" in TEN_LINES[7][0]
+    )
     few, many = steps
     assert (
         f"takes {few[1, 1, 1]} steps to 90 % instead of {few[0, 0, 0]}, and {many[1, 1, 1]} instead of {many[0, 0, 0]}"
@@ -180,8 +204,8 @@ def test_what_the_pages_say_of_the_causes_is_in_the_rows(full_size):
     assert (
         f"{first[32, 'median']:.2f} times with 32, where the RMS is even {first[32, 'rms']:.1f} times as large" in words
     )
-    whole, lost = (" and ".join(f"{cell[name]['share']:.2f}" for cell in cells) for name in ("all three", "jacobian"))
-    assert f"of {whole} in ln steps there, {lost} are a lost gradient" in TEN_LINES[7][0]
+    few, many = (f"{cell['jacobian']['share']:.2f} of {cell['all three']['share']:.2f}" for cell in cells[:2])
+    assert f"a lost gradient is {few} and {many} in ln steps" in TEN_LINES[7][0]
 
 
 def test_what_the_pages_say_of_alpha_is_in_the_rows(full_size):
