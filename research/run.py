@@ -10,7 +10,7 @@
 `python -m research.run thresholds --results FOLDER --false-alarms 0.1`
                         what every sign's threshold would be, from the rows of `warning`, beside those that `health` has
 `python -m research.run pack FOLDER [FOLDER …]`
-                        rows of the folders into docs/data/, the figures docs/figures/full-NAME.svg, and the end of docs/training.md
+                        rows of the folders into docs/data/, the figures docs/figures/full-NAME.svg, the end of docs/training.md
 
 Training needs torch alone; figures need `attemper[lab]`.
 """
