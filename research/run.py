@@ -136,7 +136,7 @@ def with_interval(row: Row, name: str) -> object:
     if isinstance(value, float) and math.isnan(value):
         return "–"
     if math.isnan(low) or math.isnan(high):
-        return value
+        return int(value) if isinstance(value, float) and value >= 1000 and value.is_integer() else value
     return f"{value:.3g} ({low:.3g} to {'never' if high == math.inf else f'{high:.3g}'})"
 
 

@@ -2,14 +2,16 @@
 
 The three come together whenever the scale is left out. Here each is switched alone. `forward`: the weights are softmax(q·k) or
 softmax(q·k/√d_k). `jacobian`: the backward pass goes through the softmax's Jacobian at one of these two temperatures, whatever
-the forward pass was (stacked/surrogate.py). `moves`: a step of Adam moves the logits √d_k times as far, or as far as with the
-scale; this is a matter of the rates of W_Q and W_K, which are multiplied or divided by √d_k where the forward pass would give
-the other. So each switch has two levels: dividing the rates of a model with the scale, too, would make a third.
+the forward pass was (stacked/surrogate.py). `moves`: a first step of Adam moves the logits √d_k times as far, or as far as with
+the scale; this is a matter of the rates of W_Q and W_K, which are multiplied or divided by √d_k where the forward pass would give
+the other. So each switch has two levels: dividing the rates of a model with the scale, too, would make a third. Later steps of a
+model with the scale and multiplied rates move its logits further than no scale does, as its W_Q and W_K themselves change more.
 
 Eight arms, on recall (steps to 90 % of unseen answers) and on the language model of `ablation` (held-out loss). Every arm has
 its own best rate, chosen on validation data, and with more rates tried beyond an edge. On recall all seeds are trained at all
 rates, and all choose; of the language model the first seed chooses, and the others follow at that rate. A switch's share is its
-Shapley value: what it adds, averaged over the orders in which the three can be switched; the shares sum to the whole cost.
+Shapley value: what it adds, averaged over the orders in which the three can be switched; the shares sum to the whole cost. Where
+switches overlap or undo one another a share says little: `undone` is what the model without the scale gains if one is set back.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attemper.errors import InputError
 from attemper_lab.engine.experiment import Cell, Row, Rows, pick
 from attemper_lab.maths.stats import t_quantile
 from attemper_lab.training.runs import PARTS
@@ -35,6 +38,8 @@ WORDS = {
     "jacobian": "a lost gradient",
     "moves": "faster logits",
 }
+BACK = {"forward": "a scaled forward pass", "jacobian": "a scaled Jacobian", "moves": "a slower rate"}
+"""What sets each switch back."""
 ARMS = tuple(itertools.product((0, 1), repeat=3))
 """1 where a switch is as it is without the scale, in the order of SWITCHES."""
 Task = tuple[str, int]
@@ -51,7 +56,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
 
 
 def named(task: Task) -> str:
-    return "the language model" if task == LANGUAGE else f"recall of {task[1]} keys"
+    return "language model" if task == LANGUAGE else f"recall of {task[1]} keys"
 
 
 def cell_of(task: Task, arm: Sequence[int], lr: float, seed: int, settings: Settings) -> Cell:
@@ -178,8 +183,22 @@ def summary(rows: Rows) -> list[Row]:
     return found
 
 
+def undone(rows: Rows, task: Task) -> list[Row]:
+    """By switch: what the model without the scale gains if that alone is set back, with its 95 % interval over seeds."""
+    outcomes = {arm: _outcomes(of_arm(rows, task, arm), task) for arm in ARMS}
+    found: list[Row] = []
+    for place, switch in enumerate(SWITCHES):
+        back = outcomes[tuple(int(one != place) for one in range(len(SWITCHES)))]
+        gains = [outcomes[1, 1, 1][seed] - back[seed] for seed in sorted(set(outcomes[1, 1, 1]) & set(back))]
+        found.append({"task": named(task), "switch": switch, "seeds": len(gains), **interval("undone", gains)})
+    return found
+
+
 def measured(rows: Rows) -> list[Task]:
-    """The tasks that rows are of, the language model last."""
+    """The tasks that rows are of, the language model last; all must be of one size."""
+    for kind, size in (("recall", "d"), ("language", "parameters")):
+        if len({row.get(size) for row in rows if row["task"] == kind}) > 1:
+            raise InputError(f"causal: these rows are of {kind} at several sizes ({size}). Pack those of one size.")
     return sorted({task_of(row) for row in rows}, key=lambda task: (task == LANGUAGE, task))
 
 
@@ -221,6 +240,17 @@ def shares(rows: Rows, task: Task) -> list[Row]:
     return [*found, {"task": named(task), "switch": "all three", "seeds": len(seeds), **interval("share", whole)}]
 
 
+def effects(rows: Rows, task: Task) -> list[Row]:
+    """By switch: what it adds in each setting of the other two, the mean over seeds."""
+    mean = {arm: statistics.fmean(_outcomes(of_arm(rows, task, arm), task).values()) for arm in ARMS}
+    return [
+        {"switch": switch, "effect": mean[arm] - mean[tuple(on * (one != place) for one, on in enumerate(arm))]}
+        for place, switch in enumerate(SWITCHES)
+        for arm in ARMS
+        if arm[place]
+    ]
+
+
 def shapley(outcome: Mapping[tuple[int, ...], float], place: int) -> float:
     """What switching this one adds, averaged over the orders in which all are switched."""
     count, total = len(next(iter(outcome))), 0.0
@@ -238,12 +268,15 @@ def shapley(outcome: Mapping[tuple[int, ...], float], place: int) -> float:
 def finding(rows: Rows) -> str:
     parts = []
     for task in measured(rows):
-        *each, whole = shares(rows, task) or [{}]
-        if not each or not all(math.isfinite(row["share"]) for row in each):
+        *_, whole = shares(rows, task) or [{}]
+        if not whole or not math.isfinite(whole["share"]):
             continue
-        most = max(each, key=lambda row: float(row["share"]))
-        unit = "nats" if task == LANGUAGE else "in ln steps"
-        parts.append(f"{named(task)}: {whole['share']:.2f} {unit}, {most['share']:.2f} by {WORDS[most['switch']]}")
+        cost = f"{whole['share']:.2f} {'nats' if task == LANGUAGE else 'ln steps'}"
+        most = max(undone(rows, task), key=lambda row: float(row["undone"]))
+        if most["undone_low"] > 0:
+            parts.append(f"{named(task)}: {BACK[most['switch']]} undoes {most['undone']:.2f} of {cost}")
+        else:
+            parts.append(f"{named(task)}: nothing surely undoes its {cost}")
     said = "; ".join(parts) or "not every arm was trained yet"
     return said[0].upper() + said[1:]
 
@@ -267,10 +300,14 @@ def draw(rows: Rows, finding: str) -> Any:
         base = alt.Chart(theme.data(shown)).encode(y=alt.Y("name:N", title="", sort=None))
         bars = base.mark_rule(strokeWidth=3).encode(x=alt.X("share_low:Q", title=title), x2="share_high:Q")
         dots = base.mark_point(filled=True, size=70, opacity=1, color=theme.SERIES[0]).encode(x="share:Q")
-        charts.append((bars + dots).properties(width=theme.WIDTH - 180, height=110, title=panels.heading(named(task))))
+        each = alt.Chart(theme.data([{**row, "name": WORDS[row["switch"]]} for row in effects(rows, task)]))
+        rings = each.mark_point(size=45, color=theme.SERIES[1]).encode(x="effect:Q", y=alt.Y("name:N", sort=None))
+        charts.append(
+            (bars + dots + rings).properties(width=theme.WIDTH - 180, height=110, title=panels.heading(named(task)))
+        )
     note = (
-        "Each arm at its own best rate. A share is a Shapley value: what a switch adds, averaged over the orders of the three; "
-        "they sum to the whole. Mean and 95 % interval over seeds. Not shown: other head dims, other optimizers, longer training."
+        "Each arm at its own best rate. Rings: what a switch adds in each setting of the other two. Dots: its share of the "
+        "whole, their weighted mean, with a 95 % interval over seeds. Not shown: other head dims, optimizers, longer training."
     )
     return theme.finish(alt.vconcat(*charts, spacing=18), finding, note)
 

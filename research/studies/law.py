@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from attemper.extension.tools import plural
 from attemper_lab.engine.experiment import Cell, Row, Rows, pick
 from attemper_lab.training.runs import at_edge
 
@@ -194,7 +195,7 @@ def draw(rows: Rows, finding: str) -> Any:
     by_sgd = law(rows, "sgd")
     seeds = " to ".join(str(count) for count in sorted({row["seeds"] for row in cells}))
     note = (
-        f"Recall at one width, one head, each cell at its fastest rate, seeds: {seeds}; {never} cells never learned. "
+        f"Recall at one width, one head, each cell at its fastest rate, seeds: {seeds}; {plural(never, 'cell')} never learned. "
         "Not shown: other widths, rates closer than half a decade."
         + (f" With SGD b = {by_sgd['b, of c']:.2f}." if by_sgd else "")
     )

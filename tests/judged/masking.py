@@ -218,10 +218,7 @@ class StandardisedOverTime(GPT):
 
 
 @fault(
-    "future",
-    "mode",
-    source="class: statistics of the batch in training leak between positions",
-    right=lambda: BatchNormed(),
+    "future", source="class: statistics of the batch in training leak between positions", right=lambda: BatchNormed()
 )
 class BatchNormInTraining(GPT):
     """In training each channel is divided by its deviation over items and positions; in evaluation nothing is wrong."""

@@ -110,9 +110,9 @@ def planted(parts):
 
 def test_the_finding_follows_what_was_planted():
     said = causal.finding(planted((0.02, 0.05, 0.2)))
-    assert said == "The language model: 0.27 nats, 0.20 by faster logits"
+    assert said == "Language model: a slower rate undoes 0.20 of 0.27 nats"
     said = causal.finding(planted((0.2, 0.05, 0.0)))
-    assert said == "The language model: 0.25 nats, 0.20 by a saturated forward pass"
+    assert said == "Language model: a scaled forward pass undoes 0.20 of 0.25 nats"
     (first, *_), whole = causal.shares(planted((0.2, 0.05, 0.0)), causal.LANGUAGE)[:3], 0.25
     assert first["share_low"] < 0.2 < first["share_high"] < whole
     assert [row["at_edge"] for row in causal.summary(planted((0.2, 0.05, 0.0)))] == [False] * 8

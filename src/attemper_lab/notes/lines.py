@@ -51,10 +51,10 @@ TEN_LINES = (
     (
         "What it costs: a model of 32 M parameters ends 0.24 ± 0.05 nats higher without it at d_k = 64 and 0.36 ± 0.08 at 128 "
         "(400 steps, rates half a decade apart: a finer grid may take 0.06 off the first). Recall takes 1.3 to 27 times as many "
-        "steps, as √d_k · √(2 ln n) grows. Why depends on the task: in two small cells of recall a lost gradient is 1.04 of 1.33 "
-        "and 1.27 of 1.69 in ln steps; in a small language model a lost gradient, a saturated forward pass or line 7 alone "
-        "costs 0.17, 0.18 or 0.26 nats, and all three together 0.22.",
-        "python -m research.run run causal --preset language",
+        "steps, as √d_k · √(2 ln n) grows. Why depends on the task: to give the softmax's gradient alone its scale back undoes "
+        "1.03 of 1.33 and 1.35 of 1.69 in ln steps in two small cells of recall, but 0.03 (−0.03 to 0.08) of 0.22 nats in a "
+        "small language model.",
+        "python -m research.run run causal --preset recall, --preset language",
     ),
     (
         "Nothing about it is sacred. T5 has no divisor and draws W_Q smaller; at its own best rate 1/d_k ends 0.04 nats (0.00 to "
