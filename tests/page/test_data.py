@@ -70,14 +70,18 @@ def test_the_recorded_runs_are_those_of_the_docs(maker):
     assert stored("training") == json.loads(json.dumps(maker.recorded()))
 
 
-def alike(stored, found, words=re.compile(r"\d[\d.e+-]*")):
+LESS_EXACT = {"evenness_without_sinks": 4e-3}
+"""It divides by what the sinks leave, 1e-3 at least, so another processor moves it by up to 1.1e-3 of itself (six settings)."""
+
+
+def alike(stored, found, name="", words=re.compile(r"\d[\d.e+-]*")):
     """Whether two documents agree: floats to five digits, sentences but for their numbers, all else exactly."""
     if isinstance(found, dict):
-        return stored.keys() == found.keys() and all(alike(stored[key], found[key]) for key in found)
+        return stored.keys() == found.keys() and all(alike(stored[key], found[key], key) for key in found)
     if isinstance(found, list):
         return len(stored) == len(found) and all(map(alike, stored, found))
     if isinstance(found, float) and isinstance(stored, float | int):
-        return stored == pytest.approx(found, rel=1e-5, abs=1e-5)
+        return stored == pytest.approx(found, rel=LESS_EXACT.get(name, 1e-5), abs=1e-5)
     return words.sub("#", stored) == words.sub("#", found) if isinstance(found, str) else stored == found
 
 
