@@ -158,7 +158,7 @@ def summary(rows: Rows) -> list[Row]:
     with the scale throughout: the ratio of steps, or the difference of losses; with 95 % intervals over seeds."""
     found = []
     for task in measured(rows):
-        outcomes = {arm: _outcomes(of_arm(rows, task, arm), task) for arm in ARMS}
+        outcomes = _by_arm(rows, task)
         scaled = outcomes[0, 0, 0]
         for arm, of_seed in outcomes.items():
             tried = of_arm(rows, task, arm)
@@ -185,7 +185,7 @@ def summary(rows: Rows) -> list[Row]:
 
 def undone(rows: Rows, task: Task) -> list[Row]:
     """By switch: what the model without the scale gains if that alone is set back, with its 95 % interval over seeds."""
-    outcomes = {arm: _outcomes(of_arm(rows, task, arm), task) for arm in ARMS}
+    outcomes = _by_arm(rows, task)
     found: list[Row] = []
     for place, switch in enumerate(SWITCHES):
         back = outcomes[tuple(int(one != place) for one in range(len(SWITCHES)))]
@@ -200,6 +200,11 @@ def measured(rows: Rows) -> list[Task]:
         if len({row.get(size) for row in rows if row["task"] == kind}) > 1:
             raise InputError(f"causal: these rows are of {kind} at several sizes ({size}). Pack those of one size.")
     return sorted({task_of(row) for row in rows}, key=lambda task: (task == LANGUAGE, task))
+
+
+def _by_arm(rows: Rows, task: Task) -> dict[tuple[int, ...], dict[int, float]]:
+    """By arm, the outcome of each seed."""
+    return {arm: _outcomes(of_arm(rows, task, arm), task) for arm in ARMS}
 
 
 def _outcomes(rows: Rows, task: Task) -> dict[int, float]:
@@ -228,7 +233,7 @@ def interval(name: str, values: Sequence[float]) -> Row:
 
 def shares(rows: Rows, task: Task) -> list[Row]:
     """Each switch's Shapley value by seed, as a mean with its 95 % interval: ln of steps on recall, else nats."""
-    outcomes = {arm: _outcomes(of_arm(rows, task, arm), task) for arm in ARMS}
+    outcomes = _by_arm(rows, task)
     if not all(outcomes.values()):
         return []
     seeds = sorted(set.intersection(*(set(of_seed) for of_seed in outcomes.values())))
@@ -242,7 +247,7 @@ def shares(rows: Rows, task: Task) -> list[Row]:
 
 def effects(rows: Rows, task: Task) -> list[Row]:
     """By switch: what it adds in each setting of the other two, the mean over seeds."""
-    mean = {arm: statistics.fmean(_outcomes(of_arm(rows, task, arm), task).values()) for arm in ARMS}
+    mean = {arm: statistics.fmean(of_seed.values()) for arm, of_seed in _by_arm(rows, task).items()}
     return [
         {"switch": switch, "effect": mean[arm] - mean[tuple(on * (one != place) for one, on in enumerate(arm))]}
         for place, switch in enumerate(SWITCHES)

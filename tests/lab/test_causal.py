@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from attemper.errors import InputError
 from close import assert_float64, in_float64
 from research.run import readable, tables
 from research.stacked import recall
@@ -117,6 +118,18 @@ def test_the_finding_follows_what_was_planted():
     assert first["share_low"] < 0.2 < first["share_high"] < whole
     assert [row["at_edge"] for row in causal.summary(planted((0.2, 0.05, 0.0)))] == [False] * 8
     assert causal.finding([]) == "Not every arm was trained yet"
+
+
+def test_rows_of_two_sizes_are_not_read_as_one():
+    rows = planted((0.2, 0.05, 0.0))
+    with pytest.raises(InputError, match=r"language at several sizes \(parameters\)"):
+        causal.finding([{**row, "parameters": 10 + row["seed"]} for row in rows])
+
+
+def test_what_a_switch_adds_in_each_setting_of_the_others():
+    found = causal.effects(planted((0.2, 0.05, 0.0)), causal.LANGUAGE)
+    assert [row["switch"] for row in found] == [switch for switch in causal.SWITCHES for _ in range(4)]
+    assert [round(row["effect"], 2) for row in found] == [0.2] * 4 + [0.05] * 4 + [0.0] * 4
 
 
 def test_no_best_rate_is_at_an_edge_when_the_plan_is_over():

@@ -125,9 +125,9 @@ class Runner:
                 if name in modules and name:
                     stack.callback(modules[name].register_forward_hook(keep(name)).remove)
             held = Held(named_arguments(self.model, given)) if self.passes == 1 else None
-            states = _random_states()
+            states = _torch_states()
             output = call(self.judge, given)
-            self.draws |= not all(map(torch.equal, states, _random_states()))
+            self.draws |= not all(map(torch.equal, states, _torch_states()))
         if held is not None:
             self.in_place = held.changed()
         rows = self._rows("", output, lengths)
@@ -148,7 +148,7 @@ class Runner:
         return None
 
 
-def _random_states() -> list[Tensor]:
+def _torch_states() -> list[Tensor]:
     """The states of torch's generators, on every device that is in use."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
 
