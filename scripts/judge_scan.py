@@ -18,11 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -31,7 +28,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests")]
+
+from scripts import children  # noqa: E402  # from whatever folder this is run
+
 LIMIT = 120  # seconds for a model and its twin
 NAMED, ACCUSED, LEAST = 0.8, 0.02, 60  # the bars: faults named, innocents accused, cases of each kind
 
@@ -73,23 +73,8 @@ def all_cases() -> dict[str, dict[str, Any]]:
 
 def process(kind: str, names: list[str], limit: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run cases in one process; the last result says so if the process ended before its time."""
-    command = [sys.executable, "-W", "ignore", __file__, "--limit", str(limit), "--run", kind, *names]
-    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, bufsize=0, env={**os.environ, **own}) as child,
-    ):
-        assert child.stdout is not None
-        for number, name in enumerate(names):
-            ready = select.select([child.stdout], [], [], limit + (60 if number else 300))[0]
-            answer = child.stdout.readline() if ready else b""
-            if not answer:
-                child.kill()
-                said.seek(0)
-                why = "no answer in time" if not ready else (said.read().strip().splitlines() or ["in silence"])[-1]
-                yield name, {"state": "not run", "said": [f"its process ended ({child.wait()}): {why}"]}
-                return
-            yield name, json.loads(answer)
+    for (answer, why), name in zip(children.answers(__file__, limit, kind, names), names, strict=False):
+        yield name, {"state": "not run", "said": [why]} if answer is None else answer
 
 
 def run(kind: str, names: list[str], limit: int) -> None:

@@ -13,11 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import asdict
@@ -26,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests")]
+
+from scripts import children  # noqa: E402  # from whatever folder this is run
+
 LIMIT = 300  # seconds for a model
 LEAST = (60, 8)  # models and packages
 
@@ -63,25 +63,9 @@ def main() -> int:
 def process(package: str, titles: list[str], limit: int) -> Any:
     """Run models of a package in one process; the last result is a failure if the process ended before its time."""
     names = [title.partition(":")[2] for title in titles]
-    command = [sys.executable, "-W", "ignore", __file__, "--limit", str(limit), "--run", package, *names]
-    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ATTEMPER_STRICT": "1"}
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as said,
-        # without a buffer, in which an answer would wait that select does not see
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, bufsize=0, env={**os.environ, **own}) as child,
-    ):
-        assert child.stdout is not None
-        for number, title in enumerate(titles):
-            # the alarm of a process waits for its interpreter, and its first model for the imports
-            ready = select.select([child.stdout], [], [], limit + (60 if number else 300))[0]
-            line = child.stdout.readline() if ready else b""
-            if not line:
-                child.kill()
-                said.seek(0)
-                why = "no answer in time" if not ready else (said.read().strip().splitlines() or ["in silence"])[-1]
-                yield title, {"failures": [f"its process ended ({child.wait()}): {why}"]}
-                return
-            yield title, json.loads(line)
+    found = children.answers(__file__, limit, package, names, ATTEMPER_STRICT="1")
+    for (answer, why), title in zip(found, titles, strict=False):
+        yield title, {"failures": [why]} if answer is None else answer
 
 
 def run(package: str, names: list[str], limit: int) -> None:
